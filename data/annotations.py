@@ -10,8 +10,8 @@ import json
 import math
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, overload
@@ -31,6 +31,21 @@ the border."""
 
 Resize = Literal["square", "letterbox"]
 """Values of `data.resize`, see `data.transforms`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRules:
+    """The settings of a run that decide which images it can use, and how it reads them."""
+
+    image_size: int  # side of the square that images are resized to [pixels]
+    resize: Resize = "square"
+    augmentation: Sequence[str] = ("flip",)  # of `data.augmentation.AUGMENTATIONS`
+    decoder: str = "pillow"  # as `data.decoding.resolve_decoder` returns it
+    class_indices: str = "contiguous"  # or `category_id`, see `data.dataset.make_class_map`
+    num_classes: int | None = None  # outputs of the model; None: as many as the categories need
+    skip_images_without_boxes: bool = False  # leave out images without a box of a single object
+    bad_image_limit: int | None = None
+    """How many unreadable images are replaced; None: the first one stops training"""
 
 
 def content_sizes(sizes: NDArray[np.float64], *, size: int, resize: Resize) -> NDArray[np.float64]:
@@ -119,8 +134,30 @@ class Annotations:
         only_crowds = np.logical_and.reduceat(self.box_is_crowd, self.box_offsets[rows])
         return rows[~only_crowds].astype(np.int32)
 
+    def select(
+        self, *, images: NDArray[np.bool_] | None = None, boxes: NDArray[np.bool_] | None = None
+    ) -> "Annotations":
+        """Return some of the images, with some of their boxes: masks [I] and [B], default all."""
+        kept = np.ones(len(self), dtype=np.bool_) if images is None else images
+        kept_boxes = np.repeat(kept, np.diff(self.box_offsets))
+        kept_boxes &= True if boxes is None else boxes
+        before = np.concatenate([[0], np.cumsum(kept_boxes)])  # boxes kept before each
+        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in IMAGE_ARRAYS}
+        columns |= {name: getattr(self, name)[kept_boxes] for name in BOX_COLUMNS}
+        names = self.file_names
+        if not kept.all():
+            names = TextColumn.of(names[row] for row in np.flatnonzero(kept).tolist())
+        offsets = offsets_of(np.diff(before[self.box_offsets])[kept])
+        return replace(self, file_names=names, box_offsets=offsets, **columns)
 
-IMAGE_COLUMNS = ("image_ids", "file_names", "widths", "heights", "is_displayed")
+
+def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each of N runs of some lengths begins, and where the last one ends: [N + 1]."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+IMAGE_ARRAYS = ("image_ids", "widths", "heights", "is_displayed")
+IMAGE_COLUMNS = ("file_names", *IMAGE_ARRAYS)
 BOX_COLUMNS = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
 UNNAMED = "N/A"
 """The name of a class that no category uses, as in torchvision's list of COCO's names."""
@@ -202,21 +239,9 @@ class ClassMap:
         Their order is free: boxes find their label by id. `advice` ends the message.
         """
         expected = dict(zip(self.category_ids, self.names, strict=True))
-        ids = category_ids.tolist()
-        for index, (category_id, name) in enumerate(zip(ids, category_names, strict=True)):
-            known = expected.get(category_id, UNNAMED)
-            if known != name:
-                trained = "unknown" if known == UNNAMED else f"{known!r}"
-                raise InputError(
-                    f"{file}: categories[{index}]: id {category_id} is {name!r} here and {trained} "
-                    f"in the training set; {advice}"
-                )
-        for category_id in sorted(set(expected) - set(ids)):
-            if expected[category_id] != UNNAMED:
-                raise InputError(
-                    f"{file}: categories: id {category_id} ({expected[category_id]!r}) of the "
-                    f"training set is missing; {advice}"
-                )
+        for row, text in category_differences(expected, category_ids, category_names):
+            place = "categories" if row is None else f"categories[{row}]"
+            raise InputError(f"{file}: {place}: {text}; {advice}")
 
     def with_ids_of(
         self, category_ids: NDArray[np.int64], category_names: Sequence[str]
@@ -258,6 +283,21 @@ class ClassMap:
         return cls(tuple(ids), tuple(names))
 
 
+def category_differences(
+    expected: Mapping[int, str], ids: NDArray[np.int64], names: Sequence[str]
+) -> Iterator[tuple[int | None, str]]:
+    """Yield the rows of categories that are not those of the training, and then missing ones."""
+    for row, (category_id, name) in enumerate(zip(ids.tolist(), names, strict=True)):
+        known = expected.get(category_id)
+        if known != name:
+            trained = "unknown" if known in (None, UNNAMED) else f"{known!r}"
+            yield row, f"id {category_id} is {name!r} here and {trained} in the training set"
+    for category_id in sorted(expected.keys() - set(ids.tolist())):
+        if expected[category_id] != UNNAMED:
+            name = expected[category_id]
+            yield None, f"id {category_id} ({name!r}) of the training set is missing"
+
+
 class TextColumn(Sequence[str]):
     """A sequence of str, stored in two arrays.
 
@@ -274,8 +314,7 @@ class TextColumn(Sequence[str]):
         """Return a column of any texts, in their order."""
         # JSON may contain half of a surrogate pair (\ud800), which plain UTF-8 cannot encode.
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        starts = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum([len(text) for text in encoded], out=starts[1:])
+        starts = offsets_of(np.array([len(text) for text in encoded], dtype=np.int64))
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
 
     def __len__(self) -> int:
@@ -354,8 +393,7 @@ class GrowingColumns:
         columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
         self.columns = {}
         for name in [name for name in columns if name + LENGTHS in columns]:
-            starts = np.concatenate([[0], np.cumsum(columns.pop(name + LENGTHS))]).astype(np.int64)
-            columns[name] = TextColumn(columns[name], starts)
+            columns[name] = TextColumn(columns[name], offsets_of(columns.pop(name + LENGTHS)))
         return columns
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from common.errors import InputError, require_few_classes
 from data.annotations import (
     BOX_COLUMNS,
+    IMAGE_ARRAYS,
     IMAGE_COLUMNS,
     UNNAMED,
     Annotations,
@@ -27,6 +28,7 @@ from data.annotations import (
     TextColumn,
     enclosing_box,
     leaves_folder,
+    offsets_of,
     positions_in,
     repeated,
     require_pixels,
@@ -737,13 +739,12 @@ def clean_annotations(entries: Entries, *, release: bool = False) -> Annotations
     per_image = np.bincount(image_of_box, minlength=int(images.sum()))
     names_kept = (entries.file_names[row] for row in np.flatnonzero(images).tolist())
     take = vars(entries).pop if release else partial(getattr, entries)
-    names = ("image_ids", "widths", "heights", "is_displayed")
-    columns = {name: take(name)[images] for name in names}
+    columns = {name: take(name)[images] for name in IMAGE_ARRAYS}
     return Annotations(
         category_ids=entries.category_ids,
         category_names=tuple(entries.category_names),
         file_names=entries.file_names if images.all() else TextColumn.of(names_kept),
-        box_offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
+        box_offsets=offsets_of(per_image),
         **columns,
         **{name: take(name)[order] for name in BOX_COLUMNS},
     )

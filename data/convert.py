@@ -20,7 +20,7 @@ from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco
 from data.formats.convert import convert_labels
-from data.formats.labels import SKIP_BAD, LabelOptions, Reader, read_class_names, read_list
+from data.formats.labels import SKIP_BAD, LabelOptions, Reader, named_classes
 from data.formats.voc import read_voc
 from data.formats.yolo import read_yolo
 from data.index import (
@@ -127,7 +127,7 @@ def run_convert(options: ConvertOptions) -> int:
             source,
             lambda check_names: read(labels, check_names, console),
             out=options.out,
-            classes=class_names(options.classes or []),
+            classes=named_classes(options.classes or []),
             merge=options.merge_classes or [],
             copy_images=options.copy_images,
             overwrite=options.overwrite,
@@ -182,7 +182,7 @@ def convert_csv(options: ConvertOptions, *, console: Console) -> None:
     assert descriptions and images and out
     lists = [file for file in (options.labels.source, descriptions, options.image_ids) if file]
     require_no_input([out], lists)
-    summary = write_coco_json(
+    left_out = write_coco_json(
         options.labels.source,
         descriptions,
         classes=options.classes or ["mlperf"],
@@ -193,8 +193,8 @@ def convert_csv(options: ConvertOptions, *, console: Console) -> None:
         overwrite=options.overwrite,
         console=console,
     )
-    if summary.images_left_out:
-        console.print(f"{summary.images_left_out:,} images are not in {images}: skipped")
+    if left_out:
+        console.print(f"{left_out:,} images are not in {images}: skipped")
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
@@ -202,14 +202,6 @@ def refuse_options(options: Mapping[str, object], reason: str) -> None:
     for name, value in options.items():
         if value:
             raise InputError(f"{name}: {reason}")
-
-
-def class_names(classes: list[str]) -> list[str]:
-    """Return the names of `--classes`, which may be a text file of names."""
-    if len(classes) == 1 and classes[0].endswith(".txt"):
-        file = Path(classes[0])
-        return list(read_class_names(file, read_list(file)).values())
-    return classes
 
 
 def files_of_splits(root: Path) -> list[Path]:

@@ -1,8 +1,7 @@
 """Samples: an image resized to the model's square with its targets, and a data set's two splits."""
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +15,8 @@ from common.errors import MOST_CLASSES, InputError, require_few_classes
 from data.annotations import (
     Annotations,
     ClassMap,
-    Resize,
     Split,
+    TrainingRules,
     image_path,
     images_in_other,
     shown,
@@ -65,15 +64,14 @@ class DetectionDataset(Dataset[Sample]):
 
     Targets leave out crowd and group boxes: they mark no single object (the MLPerf reference
     trains on them). Images that are left without boxes stay as background, or are skipped with
-    `skip_images_without_boxes`; keys count among the remaining images, `rows`.
+    `rules.skip_images_without_boxes`; keys count among the remaining images, `rows`.
 
     An image that is missing, damaged or of another shape than annotated is an InputError on
-    reading. With `replace_bad_images` another image replaces it in training, chosen by the key's
+    reading. With `rules.bad_image_limit` another image replaces it in training, chosen by the key's
     seed, and a black one in evaluation, where nothing is found; the sample's `bad_images` names it.
 
-    `augmentation` has names of `data.augmentation.AUGMENTATIONS`, for training. With
-    `skip_images_without_boxes`, none of its changes removes all boxes of an image; without, an
-    image whose boxes are all out of sight is background.
+    `rules.augmentation` is for training. With `skip_images_without_boxes`, none of its changes
+    removes all boxes of an image; without, an image whose boxes are all out of sight is background.
 
     Raises InputError, which names `source` where it is about the annotations, if a category has no
     class, the first image is not in the folder, or all images are skipped.
@@ -84,14 +82,9 @@ class DetectionDataset(Dataset[Sample]):
         annotations: Annotations,
         image_folder: Path,
         class_map: ClassMap,
+        rules: TrainingRules,
         *,
-        image_size: int,
         train: bool,
-        resize: Resize = "square",
-        augmentation: Sequence[str] = ("flip",),
-        skip_images_without_boxes: bool = False,
-        decoder: str = "pillow",
-        replace_bad_images: bool = False,
         source: str = "annotations",
     ) -> None:
         try:
@@ -99,7 +92,7 @@ class DetectionDataset(Dataset[Sample]):
             class_map.to_labels(annotations.category_ids)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
-        if not replace_bad_images:
+        if rules.bad_image_limit is None:
             # One file is enough to notice a wrong folder; `python -m data verify` checks all.
             first = image_path(image_folder, annotations.file_names[0])
             advice = "check the folder of images and file_name"
@@ -110,7 +103,7 @@ class DetectionDataset(Dataset[Sample]):
                 raise InputError(f"{first}: {error.strerror}; {advice}") from error
         self.rows = (
             annotations.images_with_objects()
-            if skip_images_without_boxes
+            if rules.skip_images_without_boxes
             else np.arange(len(annotations), dtype=np.int32)
         )
         if not len(self.rows):
@@ -121,13 +114,9 @@ class DetectionDataset(Dataset[Sample]):
         self.annotations = annotations
         self.image_folder = image_folder
         self.class_map = class_map
-        self.image_size = image_size
-        self.resize: Resize = resize
+        self.rules = rules
         self.train = train
-        self.augmentation = Augmentation(augmentation if train else ())
-        self.skip_images_without_boxes = skip_images_without_boxes
-        self.decoder = decoder
-        self.replace_bad_images = replace_bad_images
+        self.augmentation = Augmentation(rules.augmentation if train else ())
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -146,15 +135,15 @@ class DetectionDataset(Dataset[Sample]):
         try:
             return self.read(key)
         except InputError as error:
-            if not self.replace_bad_images:
+            if self.rules.bad_image_limit is None:
                 raise
             return self._replacement(key, str(error))
 
     def read(self, key: SampleKey) -> Sample:
         """Return a key's sample, in training augmented, or raise InputError."""
-        row = int(self.rows[key.index])
+        row, rules = int(self.rows[key.index]), self.rules
         original_size = self.annotations.image_size(row)
-        pixels = decode_annotated(self.annotations, self.image_folder, row, decoder=self.decoder)
+        pixels = decode_annotated(self.annotations, self.image_folder, row, decoder=rules.decoder)
         height, width = pixels.shape[:2]
         if not is_resized_copy((height, width), original_size):
             path = image_path(self.image_folder, self.annotations.file_names[row])
@@ -168,9 +157,9 @@ class DetectionDataset(Dataset[Sample]):
             seed=key.seed,
             original_size=original_size,
             image_size=(height, width),
-            size=self.image_size,
-            resize=self.resize,
-            keeps_an_object=self.skip_images_without_boxes,
+            size=rules.image_size,
+            resize=rules.resize,
+            keeps_an_object=rules.skip_images_without_boxes,
         )
         left, top, right, bottom = view.source
         image = resize_image(pixels[top:bottom, left:right], view.size)
@@ -182,22 +171,22 @@ class DetectionDataset(Dataset[Sample]):
         image = self.augmentation.change_colours(image, seed=key.seed)
         left, top = view.target[:2]
         target = {"boxes": boxes + boxes.new_tensor((left, top) * 2), "labels": labels[keep]}
-        image = pad_image(image, size=self.image_size, top=top, left=left)
+        image = pad_image(image, size=rules.image_size, top=top, left=left)
         return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
 
     def _replacement(self, key: SampleKey, problem: str) -> Sample:
         """Return another sample in training, a black one in evaluation, with the problems."""
         if not self.train:
-            row = int(self.rows[key.index])
+            row, size = int(self.rows[key.index]), self.rules.image_size
             original_size = self.annotations.image_size(row)
-            view = whole_view(original_size, size=self.image_size, resize=self.resize)
+            view = whole_view(original_size, size=size, resize=self.rules.resize)
             # The image keeps its boxes: they count as not found, so the mAP is not too high.
             boxes, labels = self._objects(row)
             boxes, keep = view_boxes(
                 boxes, view, original_size=original_size, image_size=original_size
             )
             target = {"boxes": boxes[keep].to(torch.float32), "labels": labels[keep]}
-            black = torch.zeros(self.image_size, self.image_size, 3, dtype=torch.uint8)
+            black = torch.zeros(size, size, 3, dtype=torch.uint8)
             image_id = int(self.annotations.image_ids[row])
             return Sample(black.permute(2, 0, 1), target, image_id, original_size, (problem,))
         problems = [problem]
@@ -248,75 +237,42 @@ class DetectionData(NamedTuple):
 
 
 def open_data(
-    train: Split,
-    validation: Split,
-    *,
-    image_size: int,
-    class_indices: str,
-    num_classes: int | None,
-    skip_images_without_boxes: bool,
-    resize: Resize = "square",
-    augmentation: Sequence[str] = ("flip",),
-    decoder: str = "pillow",
-    replace_bad_images: bool = False,
-    console: Console | None = None,
+    train: Split, validation: Split, rules: TrainingRules, *, console: Console | None = None
 ) -> DetectionData:
     """Open both splits' annotations; the training split's categories determine the classes.
 
-    Images are resized to squares of `image_size` pixels. `class_indices` is `contiguous` or
-    `category_id`; `num_classes`, the model's outputs, may be None for what the categories need;
-    `decoder` is what `resolve_decoder` returns. The console shows the progress of making an index.
+    The console shows the progress of making an index.
 
     Raises:
         InputError: Annotations are not COCO's, or the categories differ or do not fit.
     """
-    train_annotations = open_annotations(train.annotations, console=console)
-    validation_annotations = open_annotations(validation.annotations, console=console)
-    source = str(train.annotations)
-    classes = make_class_map(
-        train_annotations, source=source, class_indices=class_indices, num_classes=num_classes
-    )
-    categories = validation_annotations.category_ids, validation_annotations.category_names
+    files = (train.annotations, validation.annotations)
+    content = [open_annotations(file, console=console) for file in files]
+    names = list(map(str, files))
+    classes = make_class_map(content[0], rules, source=names[0])
+    categories = content[1].category_ids, content[1].category_names
     classes.check_categories(*categories, file=validation.annotations)
-    dataset = partial(
-        DetectionDataset,
-        class_map=classes,
-        image_size=image_size,
-        resize=resize,
-        decoder=decoder,
-        replace_bad_images=replace_bad_images,
-    )
+    of_validation = replace(rules, skip_images_without_boxes=False)
     return DetectionData(
-        train=dataset(
-            train_annotations,
-            train.images,
-            train=True,
-            augmentation=augmentation,
-            skip_images_without_boxes=skip_images_without_boxes,
-            source=source,
+        DetectionDataset(content[0], train.images, classes, rules, train=True, source=names[0]),
+        DetectionDataset(
+            content[1], validation.images, classes, of_validation, train=False, source=names[1]
         ),
-        validation=dataset(
-            validation_annotations,
-            validation.images,
-            train=False,
-            source=str(validation.annotations),
-        ),
-        classes=classes,
+        classes,
     )
 
 
-def make_class_map(
-    annotations: Annotations, *, source: str, class_indices: str, num_classes: int | None
-) -> ClassMap:
+def make_class_map(annotations: Annotations, rules: TrainingRules, *, source: str) -> ClassMap:
     """Return the model's classes; raise InputError if the categories do not fit `num_classes`."""
     ids, names = annotations.category_ids, annotations.category_names
+    num_classes = rules.num_classes
     require_few_classes(f"{source}: categories", len(ids))
     for index, name in enumerate(names):
         if re.search("[\ud800-\udfff]", name):  # half of a pair, which JSON cannot hold
             raise InputError(
                 f"{source}: categories[{index}].name: {shown(name)} is not valid Unicode; rename it"
             )
-    if class_indices == "category_id":
+    if rules.class_indices == "category_id":
         outputs = int(ids.max()) + 1 if num_classes is None else num_classes
         if outputs > MOST_CLASSES:
             raise InputError(

@@ -10,7 +10,9 @@ import io
 import os
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -56,6 +58,16 @@ QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height; 5 and 7 are mirrored as well."""
 
 
+@dataclass
+class Notes:
+    """What is odd about an image file that can be decoded."""
+
+    doubt: str = ""  # the fault of a JPEG that only the decoder found: parts may be grey
+    is_dark: bool = False  # it has 16 bits, of which at most the lower 12 are used
+    orientation: int = AS_STORED  # EXIF's
+    is_turned: bool = False  # whether the pixels were turned by it
+
+
 def decode_image(
     path: Path,
     *,
@@ -63,9 +75,7 @@ def decode_image(
     apply_exif_orientation: bool = False,
     annotated_size: tuple[int, int] | None = None,
     is_displayed: bool = False,
-    report_damage: Callable[[str], None] = lambda doubt: None,
-    report_orientation: Callable[[int, bool], None] | None = None,
-    report_dark: Callable[[], None] = lambda: None,
+    notes: Notes | None = None,
 ) -> NDArray[np.uint8]:
     """Read an image file as RGB, uint8 `[H, W, 3]`.
 
@@ -83,44 +93,50 @@ def decode_image(
     MLPerf's reference and pycocotools do, unless `is_displayed`: the annotations are known to be
     of the displayed photo.
 
-    `report_damage` is called with one line about a JPEG in which the decoder found a fault and
-    Pillow did not, for example in the middle of the data: parts may be grey. `report_orientation`
-    is called with an EXIF orientation other than 1, and whether the photo was rotated,
-    `report_dark` for 16 bits of which at most the lower 12 are used.
+    `notes` gets what is odd about the file.
 
     Raises InputError naming the file if it is missing, truncated, none of `FORMATS`, or declares
     more than `MAX_PIXELS` or `MAX_SIDE`; the last before a pixel is decoded.
     """
+    with (
+        or_faulty(str(path)),
+        open_image_file(path) as file,
+        open_image(file) as image,
+    ):
+        if apply_exif_orientation:
+            return to_rgb(ImageOps.exif_transpose(image))
+        has_16_bits = ";16" in str(getattr(image, "tile", ""))  # read before it is loaded
+        pixels, doubt = _stored_pixels(image, file, decoder=decoder)
+        is_turned = annotated_size is not None and is_quarter_turn(
+            (pixels.shape[0], pixels.shape[1]), annotated_size
+        )
+        if not (is_turned or is_displayed or notes):
+            return pixels  # nearly always: EXIF is not needed
+        orientation = exif_orientation(image)
+        is_turned = is_displayed or (is_turned and orientation in QUARTER_TURNS)
+        if notes:
+            notes.doubt, notes.orientation, notes.is_turned = doubt, orientation, is_turned
+            notes.is_dark = bool(has_16_bits and pixels.max() <= DARKEST_RANGE)
+        return turn(pixels, orientation) if is_turned else pixels
+
+
+@contextmanager
+def or_faulty(name: str) -> Iterator[None]:
+    """Turn the errors of Pillow about an image into InputError: its name, and why.
+
+    Its warnings of broken EXIF and of large sizes, one for each file, are not shown.
+    """
     try:
-        # Pillow warns of broken EXIF and of large sizes, once for each file: those are read.
-        with (
-            warnings.catch_warnings(action="ignore"),
-            open_image_file(path) as file,
-            open_image(file) as image,
-        ):
-            if apply_exif_orientation:
-                return to_rgb(ImageOps.exif_transpose(image))
-            has_16_bits = ";16" in str(getattr(image, "tile", ""))  # read before it is loaded
-            pixels = _stored_pixels(image, file, decoder=decoder, report_damage=report_damage)
-            if has_16_bits and pixels.max() <= DARKEST_RANGE:
-                report_dark()
-            return _turn_to_fit(
-                image, pixels, annotated_size, report_orientation, is_displayed=is_displayed
-            )
+        with warnings.catch_warnings(action="ignore"):
+            yield
     except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: {describe_fault(error)}") from error
+        raise InputError(f"{name}: {describe_fault(error)}") from error
 
 
 def decode_bytes(content: bytes) -> NDArray[np.uint8]:
     """Read the content of an image file for display, by Pillow; otherwise like `decode_image`."""
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            open_image(io.BytesIO(content)) as image,
-        ):
-            return to_rgb(ImageOps.exif_transpose(image))
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise InputError(f"{len(content):,} bytes: {describe_fault(error)}") from error
+    with or_faulty(f"{len(content):,} bytes"), open_image(io.BytesIO(content)) as image:
+        return to_rgb(ImageOps.exif_transpose(image))
 
 
 def describe_fault(error: Exception) -> str:
@@ -151,26 +167,6 @@ def decode_annotated(
         annotated_size=annotations.image_size(row),
         is_displayed=bool(annotations.is_displayed[row]),
     )
-
-
-def _turn_to_fit(
-    image: Image.Image,
-    pixels: NDArray[np.uint8],
-    annotated_size: tuple[int, int] | None,
-    report_orientation: Callable[[int, bool], None] | None,
-    *,
-    is_displayed: bool,
-) -> NDArray[np.uint8]:
-    is_turned = annotated_size is not None and is_quarter_turn(
-        (pixels.shape[0], pixels.shape[1]), annotated_size
-    )
-    if not (is_turned or is_displayed) and report_orientation is None:
-        return pixels  # nearly always: EXIF is not needed
-    orientation = exif_orientation(image)
-    is_turned = is_displayed or (is_turned and orientation in QUARTER_TURNS)
-    if report_orientation is not None and orientation != AS_STORED:
-        report_orientation(orientation, is_turned)
-    return turn(pixels, orientation) if is_turned else pixels
 
 
 def open_image_file(path: Path) -> BinaryIO:
@@ -218,12 +214,9 @@ def read_photo(path: Path) -> tuple[tuple[int, int], int]:
 
     Raises InputError if it is no image, or cannot be read.
     """
-    try:
-        with warnings.catch_warnings(action="ignore"), open_image_file(path) as file:
-            image = open_image(file)
-            return image.size, exif_orientation(image)
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: {describe_fault(error)}") from error
+    with or_faulty(str(path)), open_image_file(path) as file:
+        image = open_image(file)
+        return image.size, exif_orientation(image)
 
 
 def displayed_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -240,20 +233,18 @@ def size_fault(width: int, height: int) -> str | None:
 
 
 def _stored_pixels(
-    image: Image.Image, file: BinaryIO, *, decoder: str, report_damage: Callable[[str], None]
-) -> NDArray[np.uint8]:
+    image: Image.Image, file: BinaryIO, *, decoder: str
+) -> tuple[NDArray[np.uint8], str]:
+    """Return the pixels, and the fault of a JPEG that only the decoder finds."""
     # MPO is Pillow's name for a JPEG with further pictures behind it, which many phones write.
     is_plain_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L")
     if not is_plain_jpeg or decoder == "pillow":
-        return to_rgb(image)
+        return to_rgb(image), ""
     file.seek(0)
     try:
-        return JPEG_DECODERS[decoder](file.read())
+        return JPEG_DECODERS[decoder](file.read()), ""
     except (ValueError, RuntimeError, OSError) as error:  # Pillow refuses it, if it is damaged
-        doubt = _one_line(error)
-    pixels = to_rgb(image)
-    report_damage(doubt)
-    return pixels
+        return to_rgb(image), _one_line(error)
 
 
 def _one_line(error: Exception) -> str:

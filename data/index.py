@@ -29,6 +29,7 @@ from common.errors import InputError, printable
 from common.files import (
     new_folder_beside,
     open_regular,
+    or_unreadable,
     put_in_place,
     read_bytes,
     replacing,
@@ -247,7 +248,7 @@ def index_homes(path: Path) -> list[Path]:
 
 def read_stamp(path: Path) -> Stamp:
     """Return the file's size and time of change. Raises InputError where it cannot be read."""
-    try:
+    with or_unreadable(path):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
             raise InputError(
@@ -255,8 +256,6 @@ def read_stamp(path: Path) -> Stamp:
             )
         with path.open("rb"):
             return Stamp(status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def current_index(home: Path, stamp: Stamp) -> FoundIndex | None:

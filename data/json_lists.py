@@ -1,4 +1,4 @@
-"""A reader of very large JSON files: the lists of an object, some thousand entries at a time.
+"""Very large JSON files: the lists of an object, read and written some thousand entries at a time.
 
 Python's own decoder needs a whole text: OpenImages' 2.6 GB would become tens of gigabytes of
 objects. Here it gets one entry after the other from a window on the file. Unlike other
@@ -8,14 +8,14 @@ incremental JSON readers it accepts NaN, which a data set with a wrong box may h
 import gc
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from common.errors import InputError
-from common.files import open_regular
+from common.files import open_regular, or_unreadable
 from data.annotations import shown
 
 Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
@@ -55,7 +55,10 @@ def stream_lists(
     """
     try:
         # utf-8-sig: some tools write a byte order mark, which Python's JSON decoder refuses.
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        with (
+            or_unreadable(path),
+            TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
+        ):
             window = Window(path, file, advance)
             missing = set(names)
             for name in members(window):
@@ -65,8 +68,6 @@ def stream_lists(
                 missing.discard(name)
                 for entries in list_entries(window, name):
                     yield name, entries
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be parsed as JSON: {error}") from error
     for name in names:
@@ -190,3 +191,20 @@ def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
             yield entries
             entries = []
     yield entries
+
+
+def list_parts(
+    head: Mapping[str, Any], lists: Iterable[tuple[str, Iterable[list[Any]]]]
+) -> Iterator[bytes]:
+    """Yield the parts of a JSON object: the members of `head`, then lists with an entry a line.
+
+    The entries of a list come some at a time.
+    """
+    yield json.dumps(head)[:-1].encode()
+    for name, blocks in lists:
+        yield f',\n"{name}": ['.encode()
+        for place, block in enumerate(filter(None, blocks)):
+            lines = ",\n".join(map(json.dumps, block))
+            yield f"{',' if place else ''}\n{lines}".encode()
+        yield b"]"
+    yield b"}\n"

@@ -29,14 +29,20 @@ from typing import Any
 
 from common.cli import add_command, number_that
 from common.console import make_console, print_line
-from common.errors import InputError, printable
-from common.files import read_bytes, removed_on_failure, require_free_outputs, write_atomically
+from common.errors import InputError
+from common.files import (
+    or_unreadable,
+    read_bytes,
+    removed_on_failure,
+    require_free_outputs,
+    write_atomically,
+)
 from common.options import argument, option, overwrite_option
 from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName, leaves_folder
 from data.coco_json import INTEGERS, read_annotations, whole_number
 from data.formats.coco import locate_images
-from data.formats.labels import NOTES
+from data.formats.labels import NOTES, some
 
 share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 
@@ -81,9 +87,8 @@ def run_split(options: SplitOptions) -> int:
     checked = read_annotations(annotations, is_export=True)
     try:
         # Parsed a second time, whole: the splits keep the fields that training does not read.
-        content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
-    except OSError as error:
-        raise InputError(f"{annotations}: cannot be read: {error.strerror}") from error
+        with or_unreadable(annotations):
+            content: Content = json.loads(read_bytes(annotations, most_bytes=MOST_BYTES))
     except RecursionError as error:
         raise InputError(f"{annotations}: the JSON is nested too deeply") from error
 
@@ -155,8 +160,7 @@ def lacking_notes(
             for category in content["categories"]
             if category["id"] not in used and min(images_of_class[category["id"]], 2) == images
         ]
-        others = f" and {len(names) - 5} more" if names[5:] else ""
-        return printable(", ".join(names[:5]) + others)
+        return some(names, most=5)
 
     unused = lacking(splits["train"], images=0)
     if unused:

@@ -29,7 +29,7 @@ from common.options import (
 )
 from common.program import FOLDER
 from common.yaml_text import read_yaml
-from data.annotations import Split, SplitName, find_split
+from data.annotations import Split, SplitName, TrainingRules, find_split
 from retinanet.config import (
     SCHEMA,
     SECTIONS,
@@ -39,6 +39,7 @@ from retinanet.config import (
     field_names,
 )
 from retinanet.config_sections import DataConfig
+from retinanet.config_types import augmentation_names
 
 SHIPPED = FOLDER / "configs"
 """The folder of `--config openimages.yaml`, from any working directory."""
@@ -239,6 +240,21 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
     annotations = settings.train_annotations if is_train else settings.validation_annotations
     images = settings.train_images if is_train else settings.validation_images
     return find_split(root, split, annotations=annotations, images=images)
+
+
+def training_rules(config: Config, *, decoder: str) -> TrainingRules:
+    """Return what the data module needs to know; `decoder` as `resolve_decoder` returns it."""
+    data = config.data
+    return TrainingRules(
+        image_size=data.image_size,
+        resize=data.resize,
+        augmentation=augmentation_names(data.augmentation),
+        decoder=decoder,
+        class_indices=data.class_indices,
+        num_classes=config.model.num_classes,
+        skip_images_without_boxes=data.images_without_boxes == "skip",
+        bad_image_limit=data.bad_image_limit if data.on_bad_image == "skip" else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

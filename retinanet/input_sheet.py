@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from data.index import open_annotations
 from data.loader import training_keys
 from data.synthetic import make_synthetic_data
 from retinanet.config import Config
-from retinanet.config_file import configured_split, load_config
+from retinanet.config_file import configured_split, load_config, training_rules
 from retinanet.config_types import augmentation_names
 from retinanet.evaluation.output import (
     LONGEST_NAME,
@@ -127,28 +128,14 @@ def open_datasets(
     settings: Config, split: Split, *, console: Console
 ) -> tuple[DetectionDataset, DetectionDataset]:
     """Return the training split as training reads it, and as an evaluation would."""
-    data = settings.data
     annotations, source = open_annotations(split.annotations, console=console), split.annotations
-    classes = make_class_map(
-        annotations,
-        source=str(source),
-        class_indices=data.class_indices,
-        num_classes=settings.model.num_classes,
-    )
-    decoder = resolve_decoder(data.decoder)
+    # Both have the same images, under the same indices.
+    rules = training_rules(settings, decoder=resolve_decoder(settings.data.decoder))
+    rules = replace(rules, bad_image_limit=None)
+    classes = make_class_map(annotations, rules, source=str(source))
     train, plain = (
         DetectionDataset(
-            annotations,
-            split.images,
-            classes,
-            image_size=data.image_size,
-            train=is_train,
-            resize=data.resize,
-            augmentation=augmentation_names(data.augmentation),
-            # Both have the same images, under the same indices.
-            skip_images_without_boxes=data.images_without_boxes == "skip",
-            decoder=decoder,
-            source=str(source),
+            annotations, split.images, classes, rules, train=is_train, source=str(source)
         )
         for is_train in (True, False)
     )
@@ -167,14 +154,14 @@ def row_of_pictures(
     """Yield an image as it is annotated, as an evaluation sees it, and as each epoch does."""
     annotations, row = train.annotations, int(train.rows[index])
     file, size = annotations.file_names[row], annotations.image_size(row)
-    pixels = decode_annotated(annotations, train.image_folder, row, decoder=train.decoder)
+    pixels = decode_annotated(annotations, train.image_folder, row, decoder=train.rules.decoder)
     name = printable(Path(file).name)
     name = name if len(name) <= LONGEST_FILE else f"…{name[1 - LONGEST_FILE :]}"
     boxes = annotations.box_slice(row)
     caption = f"{name}\n{size[1]}×{size[0]}, {count_boxes(boxes.stop - boxes.start)}"
     yield draw_truth(scaled_copy(pixels, size), annotations, row), caption
     sample = plain[SampleKey(index, 0)]
-    side = plain.image_size
+    side = plain.rules.image_size
     yield draw_sample(plain, sample), f"in evaluation\n{side}×{side}, {boxes_of(sample)}"
     for epoch in range(epochs):
         sample = train[key_in_epoch(len(train), index, epoch=epoch, seed=seed)]

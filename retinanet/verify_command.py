@@ -40,10 +40,9 @@ from common.options import flag, json_option, option, overrides_argument
 from data.annotations import SPLITS, SplitName
 from data.decoding import resolve_decoder
 from data.verify.objects import AnchorRule
-from data.verify.report import require_free_folder, verify
-from data.verify.splits import TrainingRules
+from data.verify.report import VerifyOutputs, require_free_folder, verify
 from retinanet.commands import Commands
-from retinanet.config_file import configured_split, load_config
+from retinanet.config_file import configured_split, load_config, training_rules
 
 if TYPE_CHECKING:
     from retinanet.model.matching import AnchorShapes
@@ -129,20 +128,9 @@ def run(options: VerifyOptions) -> int:
 
     return verify(
         {name: configured_split(data, name, root=root) for name in names},
-        TrainingRules(
-            decoder=resolve_decoder(data.decoder),
-            image_size=data.image_size,
-            resize=data.resize,
-            class_indices=data.class_indices,
-            num_classes=settings.model.num_classes,
-            skip_images_without_boxes=data.images_without_boxes == "skip",
-            bad_image_limit=data.bad_image_limit if data.on_bad_image == "skip" else None,
-        ),
-        check_images=not options.no_images,
-        sample=options.sample,
-        json_file=options.json,
-        chart=options.chart,
-        clean_folder=clean_folder,
+        training_rules(settings, decoder=resolve_decoder(data.decoder)),
+        VerifyOutputs(options.json, options.chart, clean_folder),
+        sample=0 if options.no_images else options.sample,
         make_anchor_rule=anchor_rule,
         command_with_config=command_with_config,
         console=console,

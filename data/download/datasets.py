@@ -7,14 +7,14 @@ the images that they name.
 
 import csv
 import io
-import json
 import shutil
 import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +22,12 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from common.files import create_file, new_folder_beside, put_in_place, read_text
+from common.files import create_file, new_folder_beside, put_in_place, write_parts
 from data.annotations import SplitName, known_trees
 from data.download.http import PART_SUFFIX, AttemptError, Check
 from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
-from data.json_lists import stream_lists
+from data.formats.labels import named_classes, nearest_name
+from data.json_lists import list_parts, stream_lists
 from data.openimages.boxes import (
     CORNERS,
     FLAGS,
@@ -66,7 +67,7 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
     splits = []
     for tree in trees:
         console.print(f"extracting {tree.annotations}", soft_wrap=True, markup=False)
-        classes = coco_classes(request.classes)
+        classes = None if request.classes == ("all",) else named_classes(request.classes)
         names = write_annotations(archive, tree.annotations, classes=classes, limit=request.limit)
         title, url = f"{tree.images.name}, images", f"{base}/{tree.images.name}"
         splits.append(Images(title, names, tree.images, url))
@@ -89,25 +90,6 @@ def _fetch_splits(
         yield images, missing
 
 
-def coco_classes(classes: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the class names selected by `--classes`; None for all."""
-    if classes == ("all",):
-        return None
-    if len(classes) > 1 or not classes[0].endswith(".txt"):
-        return classes
-    path = Path(classes[0])
-    try:
-        lines = read_text(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"--classes: {path}: {error}; expected a text file with one class per line"
-        ) from error
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names:
-        raise InputError(f"--classes: {path}: empty; expected one class per line")
-    return names
-
-
 LARGEST_JSON = 2_000_000_000  # inflated, COCO's instances_train2017.json has 470 MB. [B]
 LISTS = ("images", "annotations", "categories")
 
@@ -121,7 +103,7 @@ class Selection(NamedTuple):
 
 
 def write_annotations(
-    archive: Path, path: Path, *, classes: tuple[str, ...] | None, limit: int | None
+    archive: Path, path: Path, *, classes: Collection[str] | None, limit: int | None
 ) -> tuple[str, ...]:
     """Write a split's JSON: unchanged from the zip, or the selected part.
 
@@ -179,9 +161,8 @@ def select(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
                 image_ids_by_class[entry["category_id"]].add(entry["image_id"])
     for name in classes or ():
         if name not in id_of_name:
-            near = get_close_matches(name.lower(), id_of_name, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(id_of_name)}"
-            raise InputError(f"--classes: {name!r} is not a class of COCO; {hint}")
+            hint = nearest_name(name, id_of_name) or f"; they are {', '.join(id_of_name)}"
+            raise InputError(f"--classes: {name!r} is not a class of COCO{hint}")
     category_ids = frozenset(
         int(category_id)
         for name, category_id in id_of_name.items()
@@ -208,18 +189,15 @@ def _write_selection(source: Path, selection: Selection, path: Path) -> None:
         ),
         "categories": lambda entry: entry["id"] in category_ids,
     }
-    lines: dict[str, int] = {}
-    with io.TextIOWrapper(create_file(path), "utf-8") as file:
-        file.write('{"info": {"description": "a part of COCO 2017"}')
-        for name, entries in stream_lists(source, LISTS, advance=lambda done: None):
-            if name not in lines:
-                file.write(f',\n"{name}": [' if not lines else f'\n],\n"{name}": [')
-                lines[name] = 0
-            for entry in filter(keep[name], entries):
-                file.write(",\n" if lines[name] else "\n")
-                json.dump(entry, file)
-                lines[name] += 1
-        file.write("\n]}\n")
+    chosen = (
+        (name, list(filter(keep[name], entries)))
+        for name, entries in stream_lists(source, LISTS, advance=lambda done: None)
+    )
+    lists = (
+        (name, (entries for _, entries in blocks))
+        for name, blocks in groupby(chosen, key=itemgetter(0))
+    )
+    write_parts(path, list_parts({"info": {"description": "a part of COCO 2017"}}, lists))
 
 
 def _plain(name: str, path: Path) -> str:

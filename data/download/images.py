@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from common.console import Advance, progress
 from common.errors import InputError, printable
-from common.files import write_atomically
+from common.files import or_refused, write_atomically
 from common.locks import FileLock, LockHeldError
 from data.annotations import SplitName
 from data.decoding import DAMAGE, has_end_of_image
@@ -86,11 +87,12 @@ def fetch_images(
     if not remaining:
         console.print(f"{images.title}: all {len(images.names)} are already downloaded")
         return {}
-    counter, stop = ProgressCounter(start=len(images.names) - len(remaining)), threading.Event()
+    total, stop, outcomes = len(images.names), threading.Event(), SimpleQueue[Outcome]()
+    start = total - len(remaining)
     threads = [
         threading.Thread(
             target=_work,
-            args=(remaining, images, options, counter, stop),
+            args=(remaining, images, options, outcomes, stop),
             daemon=True,
             name=f"get {number}",
         )
@@ -99,84 +101,57 @@ def fetch_images(
     for thread in threads:
         thread.start()
     try:
-        _watch(threads, counter, images=images, console=console)
+        with progress(console, images.title, total=total, start=start) as advance:
+            failed = _follow(outcomes, advance, start=start, total=total)
     finally:
         stop.set()
         deadline = time.monotonic() + SECONDS_TO_STOP
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-    if counter.broken is not None:
-        raise counter.broken
-    return {name: counter.failed[name] for name in images.names if name in counter.failed}
+    return {name: failed[name] for name in images.names if name in failed}
 
 
-class ProgressCounter:
-    """Counts images, bytes and failures of several threads."""
+class Outcome(NamedTuple):
+    """What a thread tells: an image that was fetched or failed, a retry, or its own error."""
 
-    def __init__(self, *, start: int) -> None:
-        self.start = start  # images that existed before
-        self.done = start  # these, and those that were fetched or failed
-        self.bytes = self.retries = self.failures_in_a_row = 0
-        self.last_reason = ""
-        self.failed: dict[str, str] = {}  # the reason by the image's name
-        self.broken: BaseException | None = None  # an error that ended a thread
-        self._lock = threading.Lock()
-
-    def add_image(self, size: int) -> None:
-        """Count an image of `size` bytes."""
-        with self._lock:
-            self.done += 1
-            self.bytes += size
-            self.failures_in_a_row = 0
-
-    def add_failure(self, name: str, reason: str) -> None:
-        """Count an image that could not be downloaded."""
-        with self._lock:
-            self.done += 1
-            self.failed[name] = reason
-            self.failures_in_a_row += 1
-
-    def add_retry(self, reason: str, pause: float) -> None:
-        """Count an attempt that failed and is repeated after `pause` seconds."""
-        with self._lock:
-            self.retries += 1
-            self.last_reason = reason
-
-    def note(self) -> str:
-        """Return the failures so far, to be shown beside the progress; empty without any."""
-        with self._lock:
-            failed = f", {len(self.failed)} missing" if self.failed else ""
-            retries = f", {self.retries} retries ({self.last_reason})" if self.retries else ""
-            return failed + retries
+    name: str = ""  # of the image; empty for a retry
+    size: int = 0  # bytes
+    reason: str = ""  # of a failure or retry
+    error: BaseException | None = None
 
 
-def _watch(
-    threads: list[threading.Thread], counter: ProgressCounter, *, images: Images, console: Console
-) -> None:
-    """Show the progress of the threads until they have ended, or should."""
-    rate, total = Rate(), len(images.names)
+def _follow(
+    outcomes: "SimpleQueue[Outcome]", advance: Advance, *, start: int, total: int
+) -> dict[str, str]:
+    """Show the progress of the threads until all images are done; return why some failed."""
+    failed: dict[str, str] = {}
+    rate, done, size, in_a_row, retries, retry = Rate(), start, 0, 0, 0, ""
     rate.note(0)
-    with progress(console, images.title, total=total, start=counter.start) as advance:
-        while alive := [thread for thread in threads if thread.is_alive()]:
-            alive[0].join(0.25)
-            if counter.broken is not None:
-                return
-            if counter.failures_in_a_row >= FAILURES_IN_A_ROW:
-                last = next(reversed(counter.failed.values()))
-                raise FetchError(
-                    f"{counter.failures_in_a_row} images in a row could not be downloaded; "
-                    f"the last: {last}"
-                )
-            if counter.start < counter.done < total or counter.retries:
-                advance(counter.done, f"{rate.note(counter.bytes)}{counter.note()}")
-        advance(counter.done, f"{rate.note(counter.bytes)}{counter.note()}")
+    while done < total:
+        outcome = outcomes.get()
+        if outcome.error is not None:
+            raise outcome.error
+        if not outcome.name:
+            retries += 1
+            retry = f", {retries} retries ({outcome.reason})"
+        else:
+            done, size = done + 1, size + outcome.size
+            in_a_row = in_a_row + 1 if outcome.reason else 0
+            failed |= {outcome.name: outcome.reason} if outcome.reason else {}
+        if in_a_row >= FAILURES_IN_A_ROW:
+            raise FetchError(
+                f"{in_a_row} images in a row could not be downloaded; the last: {outcome.reason}"
+            )
+        missing = f", {len(failed)} missing" if failed else ""
+        advance(done, f"{rate.note(size)}{missing}{retry}")
+    return failed
 
 
 def _work(
     remaining: deque[str],
     images: Images,
     options: HttpOptions,
-    counter: ProgressCounter,
+    outcomes: "SimpleQueue[Outcome]",
     stop: threading.Event,
 ) -> None:
     """Fetch images, one after the other, over a connection of this thread's own."""
@@ -196,17 +171,16 @@ def _work(
                     check=check_image,
                     limit=LARGEST_IMAGE,
                     connection=connection,
-                    retried=counter.add_retry,
+                    retried=lambda reason, pause: outcomes.put(Outcome(reason=reason)),
                 )
+                outcomes.put(Outcome(name, size))
             except FetchError as failure:
-                counter.add_failure(name, str(failure))
+                outcomes.put(Outcome(name, reason=str(failure)))
             except StoppedError:
                 return
             except BaseException as error:  # raised again by the main thread
-                counter.broken = error
+                outcomes.put(Outcome(error=error))
                 return
-            else:
-                counter.add_image(size)
 
 
 def fetch_file(
@@ -296,16 +270,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder}: is a file; set a folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK_FILE)
-        lock.take()
+        with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / LOCK_FILE)
+            lock.take()
     except LockHeldError as error:
         raise InputError(
             f"--out: {folder}: another download is running in this folder; wait for it or stop it"
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"--out: {folder}: {error.strerror}; set a folder that can be written"
         ) from error
     try:
         yield

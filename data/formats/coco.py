@@ -31,7 +31,6 @@ from data.formats.labels import (
     LabelledSplit,
     LabelOptions,
     mark_displayed,
-    select_images,
     settle_faults,
 )
 from data.index import read_stamp
@@ -85,7 +84,7 @@ def read_coco(
                     f"{file}: images: {first} {reach.fault(first)}{more}; {fix} with "
                     "--skip-missing-images"
                 )
-            annotations = select_images(annotations, exists)
+            annotations = annotations.select(images=exists)
             notes.append(f"images that do not exist (skipped): {missing:,}")
         present = [name for name in names if name is not None]
         if present != list(annotations.file_names):

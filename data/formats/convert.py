@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import installed_command
-from common.console import print_line, progress
+from common.console import Advance, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import (
     copy_atomically,
@@ -27,7 +27,7 @@ from common.files import (
 )
 from common.outputs import require_no_input
 from common.walk import identity
-from data.annotations import SPLITS, Annotations, Split, require_pixels
+from data.annotations import SPLITS, Annotations, Split, TrainingRules, require_pixels
 from data.coco_json import DISPLAYED
 from data.decoding import MOST_BYTES, image_fault
 from data.formats.labels import (
@@ -35,22 +35,14 @@ from data.formats.labels import (
     LabelledSplit,
     merge_classes,
     select_classes,
-    select_images,
 )
 from data.index import find_or_make_index
+from data.json_lists import list_parts
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
-from data.verify.splits import TrainingRules, check_splits
+from data.verify.splits import check_splits
 
 ENTRIES_AT_ONCE = 10_000
-DEFAULT_RULES = TrainingRules(
-    decoder="pillow",
-    image_size=800,
-    resize="square",
-    class_indices="contiguous",
-    num_classes=None,
-    skip_images_without_boxes=True,
-    bad_image_limit=None,
-)
+DEFAULT_RULES = TrainingRules(image_size=800, skip_images_without_boxes=True)
 """Those of a run with the default settings; no image is decoded."""
 
 
@@ -92,7 +84,7 @@ def convert_labels(
     written = write_splits(splits, out, copy_images=copy_images, console=console)
     notes = {split.name: split.notes for split in splits}
     del splits  # the checks read the indexes, which are mapped files
-    checked = check_splits(written, DEFAULT_RULES, images=False, sample=None, console=console)
+    checked = check_splits(written, DEFAULT_RULES, sample=0, console=console)
     for result in checked:
         print_split(console, result)
         for note in notes[result.name]:
@@ -181,39 +173,24 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
     if number == len(names):
         raise InputError(f"{first}; no image can be copied")
     split.notes.append(f"files that are not images (left out): {number:,}, first {first}")
-    return select_images(split.annotations, is_image)
+    return split.annotations.select(images=is_image)
 
 
 def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
     """Write COCO-format JSON, some thousand entries at a time."""
+    ids, names = annotations.category_ids.tolist(), annotations.category_names
+    head = {
+        "categories": [{"id": each, "name": name} for each, name in zip(ids, names, strict=True)]
+    }
     with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
-
-        def parts() -> Iterator[bytes]:
-            categories = [
-                {"id": number, "name": name}
-                for number, name in zip(
-                    annotations.category_ids.tolist(), annotations.category_names, strict=True
-                )
-            ]
-            yield f'{{"categories": {json.dumps(categories)},\n"images": ['.encode()
-            yield from joined(image_entries(annotations))
-            yield b'],\n"annotations": ['
-            for done, block in enumerate(joined(box_entries(annotations)), start=1):
-                yield block
-                advance(min(len(annotations.boxes), done * ENTRIES_AT_ONCE), "")
-            yield b"]}\n"
-
-        write_parts(file, parts())
+        lists = (
+            ("images", image_entries(annotations)),
+            ("annotations", box_entries(annotations, advance)),
+        )
+        write_parts(file, list_parts(head, lists))
 
 
 Entries = Iterator[list[dict[str, Any]]]
-
-
-def joined(blocks: Entries) -> Iterator[bytes]:
-    """Yield the entries of a list as JSON, an entry a line, without the list's brackets."""
-    for place, block in enumerate(blocks):
-        lines = ",\n".join(json.dumps(entry) for entry in block)
-        yield f"{',' if place else ''}\n{lines}".encode()
 
 
 def image_entries(annotations: Annotations) -> Entries:
@@ -234,7 +211,7 @@ def image_entries(annotations: Annotations) -> Entries:
         ]
 
 
-def box_entries(annotations: Annotations) -> Entries:
+def box_entries(annotations: Annotations, advance: Advance) -> Entries:
     """Yield blocks of the list of boxes."""
     images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
@@ -250,6 +227,7 @@ def box_entries(annotations: Annotations) -> Entries:
         )
         fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
         yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        advance(start + len(boxes), "")
 
 
 CONFIGURATION = """\

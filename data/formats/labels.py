@@ -7,10 +7,10 @@ read. A fault does not end the reading: all are printed, then refused, or left o
 
 import codecs
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,10 @@ from rich.console import Console
 from common.console import print_line, progress
 from common.errors import InputError, printable, require_few_classes
 from common.files import MOST_BYTES as FILE_LIMIT
-from common.files import read_bytes
+from common.files import or_unreadable, read_bytes
 from common.options import argument, flag, option
-from common.processes import process_pool, run_tasks, usable_cores
 from common.walk import Reach
-from data.annotations import Annotations, TextColumn
+from data.annotations import Annotations, TextColumn, offsets_of
 from data.decoding import (
     AS_STORED,
     QUARTER_TURNS,
@@ -34,10 +33,9 @@ from data.decoding import (
     is_resized_copy,
     read_photo,
 )
-from data.json_lists import no_garbage_collection
+from data.parts import read_in_parts
 
 FILES_AT_ONCE = 256  # for one process: some hundredths of a second's work
-TASKS_PER_PROCESS = 4
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
@@ -114,26 +112,90 @@ class LabelledSplit:
     notes: list[str] = field(default_factory=list)  # what a user should know, a line each
 
 
-@dataclass
-class LabelPart:
-    """The labels of N consecutive images, with B boxes; one without a name is left out."""
+class Box(NamedTuple):
+    """A box of an image, in pixels: a row of `BOXES`."""
 
-    sizes: NDArray[np.int32]  # [N, 2] width and height in pixels
-    boxes_per_image: NDArray[np.int32]  # [N]
-    boxes: NDArray[np.float64]  # [B, 4] xyxy in pixels
-    classes: list[Any]  # B indices or names
-    areas: NDArray[np.float64]  # [B] square pixels
-    is_ignored: NDArray[np.bool_]  # [B] marked as difficult: iscrowd of COCO's format
-    faults: list[str]  # the first `FAULTS_KEPT`: file, line and field
-    counts: dict[str, int]  # of `faults`, and what is worth a note, such as polygons
-    file_names: list[str]  # N, relative to the folder of images
-    is_displayed: NDArray[np.bool_]  # [N] as `Annotations`
+    category: int | str
+    xyxy: tuple[float, float, float, float]
+    area: float
+    is_ignored: bool = False  # marked as difficult: iscrowd of COCO's format
+
+
+# Rows as they are read; a file name is relative to the folder of images.
+IMAGES = np.dtype([("file_name", "O"), ("size", "i4", 2), ("is_displayed", "?"), ("boxes", "i4")])
+BOXES = np.dtype([("category", "O"), ("xyxy", "f8", 4), ("area", "f8"), ("is_ignored", "?")])
+
+
+class LabelPart:
+    """The labels of consecutive images: rows of N images, and of their B boxes."""
+
+    def __init__(self) -> None:
+        self.images: NDArray[np.void] = np.empty(0, IMAGES)
+        self.boxes: NDArray[np.void] = np.empty(0, BOXES)
+        self.faults: list[str] = []  # the first `FAULTS_KEPT`: file, line and field
+        self.counts = Counter[str]()  # of `faults`, and what is worth a note, such as polygons
+        self._images: list[tuple[str, tuple[int, int], bool, int]] = []
+        self._boxes: list[Box] = []
+
+    def add(
+        self,
+        file_name: str,
+        size: tuple[int, int],
+        boxes: Sequence[Box],
+        *,
+        is_displayed: bool = False,
+    ) -> None:
+        """Add an image of a size (width, height)."""
+        self._images.append((file_name, size, is_displayed, len(boxes)))
+        self._boxes += boxes
+
+    def add_fault(self, fault: object) -> None:
+        """Add a line about labels that cannot be used."""
+        if len(self.faults) < FAULTS_KEPT:
+            self.faults.append(str(fault))
+        self.counts["faults"] += 1
+
+    def finish(self) -> "LabelPart":
+        """Turn what was added into rows; return the part."""
+        self.images, self._images = np.array(self._images, IMAGES), []
+        self.boxes, self._boxes = np.array(self._boxes, BOXES), []
+        return self
+
+    @classmethod
+    def joined(cls, parts: Sequence["LabelPart"]) -> "LabelPart":
+        """Return finished parts as one."""
+        whole = cls()
+        whole.images = np.concatenate([part.images for part in parts])
+        whole.boxes = np.concatenate([part.boxes for part in parts])
+        for part in parts:
+            whole.faults += part.faults
+            whole.counts.update(part.counts)
+        return whole
 
     def notes(self) -> list[str]:
         """Return what was noticed while the labels were read, a line each."""
         return [
-            f"{text}: {self.counts[name]:,}" for name, text in NOTES.items() if name in self.counts
+            f"{text}: {self.counts[name]:,}" for name, text in NOTES.items() if self.counts[name]
         ]
+
+    def annotations(self, classes: Mapping[int, str], ids: Iterable[int]) -> Annotations:
+        """Return columns; `classes` are names by category id, `ids` the category id of each box."""
+        widths, heights = self.images["size"].T
+        return Annotations(
+            category_ids=np.array(list(classes), dtype=np.int64),
+            category_names=tuple(classes.values()),
+            image_ids=np.arange(1, len(self.images) + 1),
+            file_names=TextColumn.of(self.images["file_name"]),
+            widths=widths,
+            heights=heights,
+            is_displayed=self.images["is_displayed"],
+            box_offsets=offsets_of(self.images["boxes"]),
+            boxes=self.boxes["xyxy"],
+            box_category_ids=np.fromiter(ids, dtype=np.int64, count=len(self.boxes)),
+            box_is_crowd=self.boxes["is_ignored"],
+            box_areas=self.boxes["area"],
+            box_ids=np.arange(1, len(self.boxes) + 1),
+        )
 
 
 def labelled_images(
@@ -141,39 +203,16 @@ def labelled_images(
     files: Sequence[Any],
     *,
     split: str,
-    skip_bad_labels: bool,
+    options: LabelOptions,
     console: Console,
 ) -> LabelPart:
     """Read the labels of images in parallel; print faults, and skip them or raise InputError."""
-    starts = range(0, len(files), FILES_AT_ONCE)
-    tasks = ((start, files[start : start + FILES_AT_ONCE]) for start in starts)
-    processes = max(1, min(usable_cores(), len(starts)))
-    parts: dict[int, LabelPart] = {}
-    done = 0
-    # The processes are copies of this one: they are started before the progress bar's thread.
-    with (
-        process_pool(processes) as pool,
-        progress(console, f"reading {split} labels", total=len(files)) as advance,
-    ):
-        work = partial(read_task, read)
-        results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
-        for start, part in results:
-            parts[start] = part
-            done += len(part.sizes)
-            advance(done, "")
-    in_order = [parts.pop(start) for start in starts]
-    part = join_parts(in_order)
-    skip = skip_bad_labels and bool(part.file_names)  # something must be left
-    settle_faults(part.faults, part.counts.get("faults", 0), skip=skip, console=console)
+    title = f"reading {split} labels"
+    parts = read_in_parts(read, files, at_once=FILES_AT_ONCE, title=title, console=console)
+    part = LabelPart.joined(parts)
+    skip = options.skip_bad_labels and len(part.images) > 0  # something must be left
+    settle_faults(part.faults, part.counts["faults"], skip=skip, console=console)
     return part
-
-
-def read_task(
-    read: Callable[[Sequence[Any]], LabelPart], task: tuple[int, Sequence[Any]]
-) -> tuple[int, LabelPart]:
-    """Return the labels of a task's images with its first row, by which parts are ordered."""
-    with no_garbage_collection():
-        return task[0], read(task[1])
 
 
 def settle_faults(faults: Sequence[str], number: int, *, skip: bool, console: Console) -> None:
@@ -190,118 +229,6 @@ def settle_faults(faults: Sequence[str], number: int, *, skip: bool, console: Co
         return
     others = f"{number - 1:,} more, " if number > 1 else ""
     raise InputError(f"{faults[0]} ({others}{SKIP_BAD} leaves bad labels out)")
-
-
-def join_parts(parts: Sequence[LabelPart]) -> LabelPart:
-    """Return all parts as one, without the images that are left out, which have no boxes."""
-    counts: dict[str, int] = {}
-    for part in parts:
-        for name, number in part.counts.items():
-            counts[name] = counts.get(name, 0) + number
-
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    names = [name for part in parts for name in part.file_names]
-    kept = np.array([bool(name) for name in names], dtype=np.bool_)
-    return LabelPart(
-        sizes=joined("sizes")[kept],
-        boxes_per_image=joined("boxes_per_image")[kept],
-        boxes=joined("boxes"),
-        classes=[name for part in parts for name in part.classes],
-        areas=joined("areas"),
-        is_ignored=joined("is_ignored"),
-        faults=[fault for part in parts for fault in part.faults],
-        counts=counts,
-        file_names=[name for name in names if name],
-        is_displayed=joined("is_displayed")[kept],
-    )
-
-
-class Box(NamedTuple):
-    """A box of an image, in pixels."""
-
-    category: int | str
-    xyxy: tuple[float, float, float, float]
-    area: float
-    is_ignored: bool = False
-
-
-class PartBuilder:
-    """Collects the labels of the images of a part."""
-
-    def __init__(self) -> None:
-        self.sizes: list[tuple[int, int]] = []
-        self.numbers: list[int] = []
-        self.boxes: list[Box] = []
-        self.file_names: list[str] = []
-        self.faults: list[str] = []
-        self.counts: dict[str, int] = {}
-        self.is_displayed: list[bool] = []
-
-    def add(
-        self,
-        file_name: str,
-        size: tuple[int, int],
-        boxes: Sequence[Box],
-        *,
-        is_displayed: bool = False,
-    ) -> None:
-        """Add an image of a size (width, height)."""
-        self.is_displayed.append(is_displayed)
-        self.file_names.append(file_name)
-        self.sizes.append(size)
-        self.numbers.append(len(boxes))
-        self.boxes += boxes
-
-    def leave_out(self) -> None:
-        """Add an image without a name, which is left out."""
-        self.add("", (1, 1), [])
-
-    def add_fault(self, fault: object) -> None:
-        """Add a line about labels that cannot be used."""
-        if len(self.faults) < FAULTS_KEPT:
-            self.faults.append(str(fault))
-        self.count("faults")
-
-    def count(self, name: str, number: int = 1) -> None:
-        """Count what is worth a note."""
-        self.counts[name] = self.counts.get(name, 0) + number
-
-    def finish(self) -> LabelPart:
-        """Return the part."""
-        return LabelPart(
-            sizes=np.array(self.sizes, dtype=np.int32).reshape(-1, 2),
-            boxes_per_image=np.array(self.numbers, dtype=np.int32),
-            boxes=np.array([box.xyxy for box in self.boxes], dtype=np.float64).reshape(-1, 4),
-            classes=[box.category for box in self.boxes],
-            areas=np.array([box.area for box in self.boxes], dtype=np.float64),
-            is_ignored=np.array([box.is_ignored for box in self.boxes], dtype=np.bool_),
-            faults=self.faults,
-            counts=self.counts,
-            file_names=self.file_names,
-            is_displayed=np.array(self.is_displayed, dtype=np.bool_),
-        )
-
-
-def make_annotations(part: LabelPart, classes: Mapping[int, str], ids: list[int]) -> Annotations:
-    """Return columns; `classes` are names by category id, `ids` the category id of each box."""
-    images = len(part.sizes)
-    return Annotations(
-        category_ids=np.array(list(classes), dtype=np.int64),
-        category_names=tuple(classes.values()),
-        image_ids=np.arange(1, images + 1),
-        file_names=TextColumn.of(part.file_names),
-        widths=part.sizes[:, 0],
-        heights=part.sizes[:, 1],
-        is_displayed=part.is_displayed,
-        box_offsets=np.concatenate([[0], np.cumsum(part.boxes_per_image)]).astype(np.int64),
-        boxes=part.boxes,
-        box_category_ids=np.array(ids, dtype=np.int64),
-        box_is_crowd=part.is_ignored,
-        box_areas=part.areas,
-        box_ids=np.arange(1, len(part.boxes) + 1),
-    )
 
 
 def mark_displayed(splits: Sequence[LabelledSplit], console: Console) -> list[LabelledSplit]:
@@ -378,10 +305,8 @@ def read_list(file: Path, *, most_bytes: int = FILE_LIMIT) -> str:
 
     Raises InputError if the file cannot be read.
     """
-    try:
+    with or_unreadable(file):
         content = read_bytes(file, most_bytes=most_bytes)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         return content.decode("utf-16" if is_wide else "utf-8-sig")
@@ -401,6 +326,14 @@ def read_class_names(file: Path, text: str) -> dict[int, str]:
         raise InputError(f"{file}: no class; expected a name on each line")
     require_distinct(file, list(names.values()))
     return names
+
+
+def named_classes(classes: Sequence[str]) -> list[str]:
+    """Return the names of `--classes`: these, or those of one text file; raise as above."""
+    if len(classes) == 1 and classes[0].endswith(".txt"):
+        file = Path(classes[0])
+        return list(read_class_names(file, read_list(file)).values())
+    return list(classes)
 
 
 def require_distinct(source: Path | str, names: Sequence[str]) -> None:
@@ -427,10 +360,10 @@ def select_classes(splits: Sequence[LabelledSplit], wanted: Sequence[str]) -> li
             if name not in ids:
                 advice = nearest_name(name, list(ids)) or f"; the classes are {some(list(ids))}"
                 raise InputError(f"--classes: {name!r} is not a class of {split.name}{advice}")
-        keep = np.isin(old.box_category_ids, [ids[name] for name in wanted])
-        before = np.diff(old.box_offsets)
-        after = np.diff(np.concatenate([[0], np.cumsum(keep)])[old.box_offsets])
-        annotations = select_images(select_boxes(old, keep), (after > 0) | (before == 0))
+        is_wanted = np.isin(old.box_category_ids, [ids[name] for name in wanted])
+        annotations = old.select(boxes=is_wanted)
+        without_others = np.diff(annotations.box_offsets) > 0
+        annotations = annotations.select(images=without_others | (np.diff(old.box_offsets) == 0))
         annotations = replace(
             annotations,
             category_ids=np.array([ids[name] for name in wanted], dtype=np.int64),
@@ -477,30 +410,6 @@ def merge_classes(splits: Sequence[LabelledSplit], pairs: Sequence[str]) -> list
             )
             merged[place] = replace(split, annotations=annotations)
     return merged
-
-
-def select_boxes(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotations:
-    """Return the annotations with some of the boxes; `keep` is [B]."""
-    offsets = np.concatenate([[0], np.cumsum(keep)])[annotations.box_offsets]
-    columns = ("boxes", "box_category_ids", "box_is_crowd", "box_areas", "box_ids")
-    kept = {name: getattr(annotations, name)[keep] for name in columns}
-    return replace(annotations, box_offsets=offsets.astype(np.int64), **kept)
-
-
-def select_images(annotations: Annotations, keep: NDArray[np.bool_]) -> Annotations:
-    """Return the annotations with some of the images, and their boxes; `keep` is [I]."""
-    counts = np.diff(annotations.box_offsets)
-    with_boxes = select_boxes(annotations, np.repeat(keep, counts))
-    names = annotations.file_names
-    return replace(
-        with_boxes,
-        image_ids=annotations.image_ids[keep],
-        file_names=TextColumn.of(names[row] for row in np.flatnonzero(keep).tolist()),
-        widths=annotations.widths[keep],
-        heights=annotations.heights[keep],
-        is_displayed=annotations.is_displayed[keep],
-        box_offsets=np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64),
-    )
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

@@ -10,7 +10,7 @@ neither as found nor as missed, and training leaves it out.
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from common.errors import InputError, require_few_classes
-from common.files import read_bytes
+from common.files import or_unreadable, read_bytes
 from common.walk import LeftOut, Reach, walk_files
 from data.annotations import enclosing_box, spellings
 from data.coco_json import angle
@@ -34,9 +34,7 @@ from data.formats.labels import (
     LabelledSplit,
     LabelOptions,
     LabelPart,
-    PartBuilder,
     labelled_images,
-    make_annotations,
     mark_displayed,
     nearest_name,
     number,
@@ -74,7 +72,6 @@ class VocSplit:
     """The images in the folder, relative to it: by their names with and without suffix"""
     is_whole: bool  # has all XML files; where a list names them, other images are not its own
     left_out: LeftOut = field(default_factory=LeftOut)
-    fix: str = "set --images"  # where images are missing
 
 
 def read_voc(
@@ -90,57 +87,55 @@ def read_voc(
             not in the data set's list, an image is missing, or an XML file of a split is; a link
             in the place of a folder or list leads out of the data set's folder.
     """
-    source, images = options.source, options.images
+    source = options.source
     if not source.is_dir():
         raise InputError(f"{source}: is not a folder; expected one with Annotations/ and images")
     reach = options.reach(source)
     listed = listed_classes(source, reach)
-    parts = []
-    splits = find_splits(source, images, reach)
-    if images is not None:
-        splits = [replace(split, fix="give the folder that has them") for split in splits]
+    splits = find_splits(source, options.images, reach)
     check_names([split.name for split in splits], ())
+    fix = "set --images" if options.images is None else "give the folder that has them"
+    parts = []
     for split in splits:
+        read = partial(read_files, split, listed, options.skip_missing_images, fix)
         part = labelled_images(
-            partial(read_files, split, listed, options.skip_missing_images),
-            split.files,
-            split=split.name,
-            skip_bad_labels=options.skip_bad_labels,
-            console=console,
+            read, split.files, split=split.name, options=options, console=console
         )
-        if not len(part.sizes):
+        if not len(part.images):
             raise InputError(
-                f"{split.images}: none of the labelled images exists; {split.fix}"
+                f"{split.images}: none of the labelled images exists; {fix}"
                 f"{split.left_out.reason()}"
             )
         parts.append(part)
     # One list of classes for all splits: those of the file, else all that occur, by name.
-    names = listed or sorted({name for part in parts for name in part.classes})
+    names = listed or sorted({name for part in parts for name in part.boxes["category"]})
     require_few_classes(source, len(names))
     if not names:
         raise InputError(f"{source}: no object in any XML file; a data set needs a class")
     ids = {name: place for place, name in enumerate(names, start=1)}
-    from_one = all((part.boxes[:, :2] >= 1).all() for part in parts)
-    read = []
-    for split, read_part in zip(splits, parts, strict=True):
-        part = read_part
+    from_one = all((part.boxes["xyxy"][:, :2] >= 1).all() for part in parts)
+    labelled = []
+    for split, part in zip(splits, parts, strict=True):
         if from_one:
             # The first pixel begins at 0; the last one ends at its number.
-            boxes = part.boxes - np.array([1.0, 1.0, 0.0, 0.0])
-            part = replace(part, boxes=boxes, areas=np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
-        classes = {number: name for name, number in ids.items()}
-        annotations = make_annotations(part, classes, [ids[name] for name in part.classes])
+            part.boxes["xyxy"][:, :2] -= 1
+            xyxy = part.boxes["xyxy"]
+            part.boxes["area"] = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
         notes = part.notes()
-        others = set(split.listed.values()) - set(part.file_names) if split.is_whole else set()
+        names_read = set(part.images["file_name"])
+        others = set(split.listed.values()) - names_read if split.is_whole else set()
         if others:
             notes.append(f"images without an XML file (left out): {len(others):,}")
         if not from_one:
             notes.append(
                 "coordinates count from 0, not from 1 as VOC's do, since a box begins at 0"
             )
+        annotations = part.annotations(
+            dict(enumerate(names, start=1)), map(ids.__getitem__, part.boxes["category"])
+        )
         notes += split.left_out.notes()
-        read.append(LabelledSplit(split.name, annotations, split.images, notes))
-    return mark_displayed(read, console)
+        labelled.append(LabelledSplit(split.name, annotations, split.images, notes))
+    return mark_displayed(labelled, console)
 
 
 def listed_classes(source: Path, reach: Reach) -> list[str] | None:
@@ -226,77 +221,62 @@ def read_files(
     split: VocSplit,
     listed: Sequence[str] | None,
     skip_missing_images: bool,
+    fix: str,
     files: Sequence[Path],
 ) -> LabelPart:
-    """Read some XML files."""
-    part = PartBuilder()
+    """Read some XML files; `fix` is what to do about missing images."""
+    part = LabelPart()
     known = None if listed is None else dict.fromkeys(listed)  # found without a search
     for file in files:
-        faults = part.counts.get("faults", 0)
+        faults = part.counts["faults"]
         try:
             labels = parse_xml(file, known, part)
-            image = find_image(file, split, labels.file_name, part)
+            image = find_image(file, split, labels.file_name, fix, part)
             size = labels.size
-            if image is not None and 0 in size:
+            if 0 in size:
                 size = displayed_size(*read_photo(split.images / image))
-                part.count("sizes")
+                part.counts["sizes"] += 1
         except InputError as fault:
-            part.add_fault(fault)
-            part.leave_out()
+            if skip_missing_images and isinstance(fault, MissingImageError):
+                part.counts["missing"] += 1
+            else:
+                part.add_fault(fault)
             continue
-        if image is None and skip_missing_images:
-            part.count("missing")
-        elif image is None:
-            part.add_fault(missing_image(file, split, labels.file_name))
-        if image is None or (part.counts.get("faults", 0) > faults and not labels.boxes):
-            part.leave_out()
-        else:
+        if part.counts["faults"] == faults or labels.boxes:
             part.add(image, size, labels.boxes)
     return part.finish()
 
 
-def find_image(file: Path, split: VocSplit, file_name: str, part: PartBuilder) -> str | None:
-    """Return the image of an XML file, relative to the folder of images; None if there is none.
+class MissingImageError(InputError):
+    """An XML file has no image."""
+
+
+def find_image(file: Path, split: VocSplit, file_name: str, fix: str, part: LabelPart) -> str:
+    """Return the image of an XML file, relative to the folder of images.
 
     It has the name of the XML file: the names in the files are often older, of before the images
     were renamed or copied. If no image has it, it is the one that the file names, unless that has
-    an XML file of its own.
+    an XML file of its own. Raises MissingImageError if there is none; `fix` is what to do then.
     """
     stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
-    named, own = named_image(stem, split, file_name), split.listed.get(stem)
-    if named is not None and os.path.splitext(named)[0] == stem:  # noqa: PTH122
-        return named  # its suffix tells a.jpg from a.png
-    if own is None:
-        return None if named is None or own_xml(split, named) else named
-    if named is not None:
-        part.count("renamed")
-    return own
-
-
-def named_image(stem: str, split: VocSplit, file_name: str) -> str | None:
-    """Return the image that an XML file names: beside it, or in the folder of images."""
     names = spellings(file_name)
     beside = [f"{stem.rpartition('/')[0]}/{name}".lstrip("/") for name in names if "/" not in name]
-    return next((split.listed[name] for name in (*beside, *names) if name in split.listed), None)
-
-
-def own_xml(split: VocSplit, image: str) -> Path | None:
-    """Return the XML file of an image's name; None if there is none."""
-    file = split.annotations / f"{os.path.splitext(image)[0]}.xml"  # noqa: PTH122
-    return file if file.is_file() else None
-
-
-def missing_image(file: Path, split: VocSplit, file_name: str) -> str:
-    """Return the error about an XML file without an image."""
-    stem = os.path.splitext(file.relative_to(split.annotations))[0]  # noqa: PTH122
-    image = named_image(stem, split, file_name)
-    reason, fix = f"is not in {split.images}", split.fix
-    if image is not None:
-        reason, fix = f"has an XML file of its own, {own_xml(split, image)}", "correct the name"
-    name = quoted(file_name or file.stem)
-    return (
-        f"{file}: filename: {name} {reason}; {fix}, or skip with --skip-missing-images"
-        f"{split.left_out.reason()}"
+    named = next((split.listed[name] for name in (*beside, *names) if name in split.listed), None)
+    own, stem_named = split.listed.get(stem), os.path.splitext(named or "")[0]  # noqa: PTH122
+    if named is not None and stem_named == stem:
+        return named  # its suffix tells a.jpg from a.png
+    if own is not None:
+        part.counts["renamed"] += named is not None
+        return own
+    reason = f"is not in {split.images}"
+    if named is not None:
+        other = split.annotations / f"{stem_named}.xml"
+        if not other.is_file():
+            return named
+        reason, fix = f"has an XML file of its own, {other}", "correct the name"
+    raise MissingImageError(
+        f"{file}: filename: {quoted(file_name or file.stem)} {reason}; {fix}, or skip with "
+        f"--skip-missing-images{split.left_out.reason()}"
     )
 
 
@@ -312,16 +292,14 @@ class XmlLabels:
 Fields = dict[str, tuple[str, int]]  # text and line by path, such as `bndbox.xmin`
 
 
-def parse_xml(file: Path, listed: Collection[str] | None, part: PartBuilder) -> XmlLabels:
+def parse_xml(file: Path, listed: Collection[str] | None, part: LabelPart) -> XmlLabels:
     """Return the labels of an XML file, and add the faults of its objects to a part.
 
     `listed` are the classes of the data set's list. Raises InputError with line and field for a
     fault of the file itself.
     """
-    try:
+    with or_unreadable(file):
         content = read_bytes(file, most_bytes=MOST_BYTES)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
     reader = read_xml(file, content, part)
     sides = []
     for name in ("width", "height"):
@@ -344,7 +322,7 @@ def parse_xml(file: Path, listed: Collection[str] | None, part: PartBuilder) -> 
     return XmlLabels(reader.image.get("filename", ("", 0))[0], size, boxes)
 
 
-def read_xml(file: Path, content: bytes, part: PartBuilder) -> "XmlReader":
+def read_xml(file: Path, content: bytes, part: LabelPart) -> "XmlReader":
     """Return the fields of an XML file; raise InputError if it is none."""
     reader = XmlReader(file)
     try:
@@ -355,7 +333,7 @@ def read_xml(file: Path, content: bytes, part: PartBuilder) -> "XmlReader":
         except UnicodeDecodeError:
             reader = XmlReader(file, "iso-8859-1")
             reader.parse(content)
-            part.count("latin")
+            part.counts["latin"] += 1
         else:
             raise
     return reader
@@ -368,7 +346,7 @@ def parse_object(
     size: tuple[int, int],
     *,
     listed: Collection[str] | None,
-    part: PartBuilder,
+    part: LabelPart,
 ) -> Box:
     """Return the box of an object; `place_of` is its name in messages and its line.
 
@@ -395,13 +373,13 @@ def parse_object(
         raise InputError(f"{file}: line {place}: {name}.difficult: expected 0 or 1, found {found}")
     is_difficult = difficult.lower() in ("1", "true")
     if is_difficult:
-        part.count("difficult")
+        part.counts["difficult"] += 1
     if [x1, y1, x2, y2] != sides:
-        part.count("swapped")
+        part.counts["swapped"] += 1
     area = (x2 - x1) * (y2 - y1)
     degrees = angle(number(fields.get(ROTATION, ("", line))[0]))
     if degrees:
-        part.count("rotated")
+        part.counts["rotated"] += 1
         # Inside the image, whose first pixel is 1: a corner before it says nothing about the count.
         x1, y1, x2, y2 = enclosing_box((x1, y1, x2, y2), degrees)
         x1, y1 = max(x1, 1.0), max(y1, 1.0)

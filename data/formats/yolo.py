@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,7 @@ from data.formats.labels import (
     LabelledSplit,
     LabelOptions,
     LabelPart,
-    PartBuilder,
     labelled_images,
-    make_annotations,
     number,
     quoted,
     read_class_names,
@@ -107,32 +105,24 @@ def read_splits(
                 f"{left_out.reason()}"
             )
         part = labelled_images(
-            partial(read_labels, folder, found),
-            files,
-            split=name,
-            skip_bad_labels=options.skip_bad_labels,
-            console=console,
+            partial(read_labels, folder, found), files, split=name, options=options, console=console
         )
         counts.update(part.counts)
         part.counts.update(listed)
-        without = part.counts.get("without", 0)
-        if without == len(files):
+        if part.counts["without"] == len(files):
             first = folder / files[0]
             looked_for = " or ".join(str(file) for file in label_files(first))
             raise InputError(f"{first}: no image has a file of labels; looked for {looked_for}")
-        annotations = make_annotations(part, found.names, part.classes)
-        split = LabelledSplit(name, annotations, folder, part.notes())
-        orphans = labels_without_image(
-            entries,
-            [os.path.join(folder, file) for file in files],  # noqa: PTH118
-            found.reach,
-        )
+        notes = part.notes()
+        images = [os.path.join(folder, file) for file in files]  # noqa: PTH118
+        orphans = labels_without_image(entries, images, found.reach)
         if orphans:
-            split.notes.append(
+            notes.append(
                 f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"
             )
-        split.notes += left_out.notes()
-        read.append(split)
+        notes += left_out.notes()
+        annotations = part.annotations(found.names, part.boxes["category"])
+        read.append(LabelledSplit(name, annotations, folder, notes))
     return read, counts
 
 
@@ -363,15 +353,25 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: 
                     walk = walk_folders(top, reach, LeftOut(), suffixes=(".txt",))
                     folders |= {os.path.join(top, folder.below) for folder in walk}  # noqa: PTH118
     with_image = {os.path.splitext(os.path.normpath(image))[0] for image in images}  # noqa: PTH122
-    images_in: dict[str, set[str]] = {}  # by folder, the images there without suffix
+
+    @cache
+    def images_in(folder: str) -> set[str]:
+        """Return the images in a folder, without suffix."""
+        names = list_folder(folder or ".")
+        return {os.path.splitext(name)[0] for name in names if name.lower().endswith(SUFFIXES)}  # noqa: PTH122
+
+    def has_image(stem: str) -> bool:
+        folder, name = os.path.split(stem)
+        return stem in with_image or name in images_in(folder)
+
     found = []
     for folder in sorted({os.path.normpath(folder) for folder in folders}):
         for name in list_folder(folder):
             stem, suffix = os.path.splitext(os.path.normpath(os.path.join(folder, name)))  # noqa: PTH118, PTH122
             if suffix != ".txt":
                 continue
-            of_images = [stem, *filter(None, [exchange_folder(stem, "labels", "images")])]
-            if any(image in with_image or has_image(image, images_in) for image in of_images):
+            in_images = exchange_folder(stem, "labels", "images")
+            if has_image(stem) or (in_images is not None and has_image(in_images)):
                 continue
             if reach.covers(f"{stem}{suffix}") and begins_with_label(Path(folder, name)):
                 found.append(f"{stem}{suffix}")
@@ -381,18 +381,6 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: 
 def list_folder(folder: str) -> list[str]:
     """Return the names in a folder, in order; none if it does not exist."""
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
-
-
-def has_image(stem: str, images_in: dict[str, set[str]]) -> bool:
-    """Return whether an image has this path without suffix; `images_in` keeps listed folders."""
-    folder = os.path.dirname(stem)  # noqa: PTH120
-    if folder not in images_in:
-        images_in[folder] = {
-            os.path.splitext(name)[0]  # noqa: PTH122
-            for name in list_folder(folder or ".")
-            if name.lower().endswith(SUFFIXES)
-        }
-    return os.path.basename(stem) in images_in[folder]  # noqa: PTH119
 
 
 def begins_with_label(file: Path) -> bool:
@@ -407,7 +395,7 @@ def begins_with_label(file: Path) -> bool:
 
 def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelPart:
     """Read the labels of some images, whose names are relative to the folder."""
-    part = PartBuilder()
+    part = LabelPart()
     for name in names:
         path = os.path.join(folder, name)  # noqa: PTH118
         try:
@@ -415,15 +403,11 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
             file_of_labels, text = read_text_of(path, labelled.reach)
         except InputError as fault:
             part.add_fault(fault)
-            part.leave_out()
             continue
         # Labelling tools show a photo as its EXIF orientation says, and so does YOLO.
         size = displayed_size(stored, orientation)
         is_displayed = orientation != AS_STORED
-        if is_displayed:
-            part.count("turned")
-        if file_of_labels is None:
-            part.count("without")
+        part.counts.update({"turned": is_displayed, "without": file_of_labels is None})
         boxes, faults = [], 0
         for line, columns in enumerate(map(str.split, text.splitlines()), start=1):
             try:
@@ -432,9 +416,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
             except InputError as fault:
                 part.add_fault(f"{file_of_labels}: line {line}: {fault}")
                 faults += 1
-        if faults and not boxes:
-            part.leave_out()
-        else:
+        if boxes or not faults:
             part.add(name, size, boxes, is_displayed=is_displayed)
     return part.finish()
 
@@ -448,7 +430,7 @@ def read_text_of(image: str, reach: Reach) -> tuple[str | None, str]:
 
 
 def parse_line(
-    columns: Sequence[str], labelled: YoloSet, size: tuple[int, int], part: PartBuilder
+    columns: Sequence[str], labelled: YoloSet, size: tuple[int, int], part: LabelPart
 ) -> Box:
     """Return the box of a line, in pixels; raise InputError with the field."""
     values = [number(column) for column in columns]
@@ -483,14 +465,14 @@ def parse_line(
         shares.append(value)
     if is_polygon:
         box = box_of_polygon(int(index), shares, size)
-        part.count("polygons")
+        part.counts["polygons"] += 1
         if keypoints is None:
-            part.count(f"polygons {length}")
-            part.count("like boxes", int(encloses(shares[:4], shares[4::2], shares[5::2])))
-            part.count("flat", int(box.area == 0))
+            part.counts[f"polygons {length}"] += 1
+            part.counts["like boxes"] += encloses(shares[:4], shares[4::2], shares[5::2])
+            part.counts["flat"] += box.area == 0
         return box
     if length > 4:
-        part.count("guessed" if is_guessed else "keypoints")
+        part.counts["guessed" if is_guessed else "keypoints"] += 1
     return box_of_shares(int(index), shares, size)
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from common.console import Advance
 from common.errors import InputError, require_few_classes
-from common.files import open_regular
-from data.formats.labels import nearest_name
+from common.files import open_regular, or_unreadable
+from data.formats.labels import named_classes, nearest_name
 
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
@@ -278,11 +278,9 @@ def resolve_classes(classes: Sequence[str], class_descriptions: Path) -> ClassLi
         source, names = str(class_descriptions), sorted(name_of_label.values())
     elif list(classes) == ["mlperf"]:
         source, names = "MLPerf's classes", mlperf_classes()
-    elif len(classes) == 1 and classes[0].endswith(".txt"):
-        with open_csv(Path(classes[0])) as file:
-            source, names = classes[0], [line.strip() for line in file if line.strip()]
     else:
-        source, names = "classes", list(classes)
+        names = named_classes(classes)
+        source = "classes" if names == list(classes) else classes[0]
     require_few_classes(source, len(names))
     if not names:
         raise InputError(f"{source}: no class given; expected mlperf, all, or names of classes")
@@ -336,10 +334,11 @@ def open_csv(path: Path) -> Iterator[TextIO]:
     UTF-8 or CSV.
     """
     try:
-        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        with (
+            or_unreadable(path),
+            TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file,
+        ):
             yield file
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: not UTF-8 text: {error.reason}; expected a CSV file, unpacked"

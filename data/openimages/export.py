@@ -7,29 +7,27 @@ Fields, order and arithmetic are theirs. The CSV files do not contain the images
 read from the image files. The JSON is written as a stream.
 """
 
-import json
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 
 from common.console import Advance, progress, progress_in_bytes
 from common.errors import InputError
 from common.files import (
+    or_refused,
     removed_on_failure,
     require_free_outputs,
     require_writable_later,
     write_parts,
 )
-from common.processes import process_pool, run_tasks, usable_cores
-from data.decoding import DAMAGE, describe_fault, open_image, open_image_file
+from data.decoding import read_photo
+from data.json_lists import list_parts
 from data.openimages.boxes import (
     FLAGS,
     IMAGE_ID,
@@ -39,28 +37,19 @@ from data.openimages.boxes import (
     read_image_ids,
     resolve_classes,
 )
+from data.parts import read_in_parts
 
 SUFFIX = ".jpg"
 FILES_AT_ONCE = 256  # for one process: a hundredth of a second's work, more from a slow disk
 PROCESSES_PER_CORE = 2
 """While one waits for the disk another parses. Threads slow each other down: two took 50 µs a
 file, one 37, two processes 21."""
-TASKS_PER_PROCESS = 4
 ENTRIES_AT_ONCE = 10_000
 GROUP = 1 << FLAGS.index("IsGroupOf")
 FLAG_FIELDS = tuple(
     {name: bool(flags >> bit & 1) for bit, name in enumerate(FLAGS)} for flags in range(32)
 )
 """The attributes of a box with such flags."""
-
-
-class Summary(NamedTuple):
-    """The numbers of entries of a JSON."""
-
-    classes: int
-    images: int
-    images_left_out: int  # with boxes (or of the list of ids), but not in the folder
-    boxes: int
 
 
 def write_coco_json(
@@ -74,14 +63,15 @@ def write_coco_json(
     skip_missing_images: bool = False,
     overwrite: bool = False,
     console: Console,
-) -> Summary:
+) -> int:
     """Write the boxes of the chosen classes, and the images that have one, as COCO-format JSON.
 
     Takes 1.6 GB of memory for 14.6 million boxes, the training split's. Nothing is at `out` until
     all is written; folders above it are made. The CSV files are those of v5 to v7; `classes` are as
     in `resolve_classes`; width and height are read from the files `<ImageID>.jpg` in `images`. If a
     CSV with a column `ImageID` is given as `image_ids`, only its images are written; with all
-    classes, those without boxes too.
+    classes, those without boxes too. Returns how many images with boxes, or of that list, are not
+    in the folder.
 
     Raises:
         InputError: `out` exists or cannot be written, a CSV is invalid (with file, line and
@@ -110,12 +100,13 @@ def write_coco_json(
     rows = np.flatnonzero(present[image_of_box] == boxes.image_ids)
     rows = rows[np.argsort(image_of_box[rows], kind="stable")]
     with progress(console, f"writing {out.name}, boxes", total=len(rows)) as advance:
-        lists = {
-            "images": _images(present, sizes),
-            "annotations": _annotations(boxes, rows, image_of_box, sizes, advance),
-        }
-        write_json(out, names, lists, source=boxes_csv.name)
-    return Summary(len(names), len(present), len(selected) - len(present), len(rows))
+        lists = (
+            ("images", _images(present, sizes)),
+            ("annotations", _annotations(boxes, rows, image_of_box, sizes, advance)),
+        )
+        with removed_on_failure([out]):
+            write_parts(out, list_parts(head_of(names, source=boxes_csv.name), lists))
+    return len(selected) - len(present)
 
 
 def _images_in(
@@ -138,8 +129,8 @@ def _images_in(
 Blocks = Iterator[list[dict[str, Any]]]  # the entries of a list, some at a time
 
 
-def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, source: str) -> None:
-    """Write a COCO-format JSON; `source` is the name of the file of the boxes."""
+def head_of(names: Sequence[str], *, source: str) -> dict[str, Any]:
+    """Return the JSON without its long lists; `source` is the name of the file of the boxes."""
     # FiftyOne's fields; without a date, so that the same data give the same file.
     info = {
         "year": "",
@@ -152,20 +143,7 @@ def write_json(out: Path, names: Sequence[str], lists: dict[str, Blocks], *, sou
     categories = [
         {"id": index, "name": name, "supercategory": None} for index, name in enumerate(names)
     ]
-
-    def parts() -> Iterator[str]:
-        # The object and its lists are left open, so that entries are written a block at a time.
-        head = json.dumps({"info": info, "licenses": [], "categories": categories})
-        yield head.removesuffix("}")
-        for name, blocks in lists.items():
-            yield f', "{name}": ['
-            for number, block in enumerate(blocks):
-                yield f"{', ' if number else ''}{json.dumps(block)[1:-1]}"
-            yield "]"
-        yield "}\n"
-
-    with removed_on_failure([out]):
-        write_parts(out, (part.encode() for part in parts()))
+    return {"info": info, "licenses": [], "categories": categories}
 
 
 def _images(image_ids: NDArray[np.uint64], sizes: NDArray[np.int32]) -> Blocks:
@@ -226,12 +204,9 @@ def _annotations(
 
 def list_images(folder: Path) -> NDArray[np.uint64]:
     """Return the ids of the files `<ImageID>.jpg` in a folder, in any order."""
-    try:
-        with os.scandir(folder) as entries:
-            stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))
-            return np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64)
-    except OSError as error:
-        raise InputError(f"{folder}: folder of images cannot be read: {error.strerror}") from error
+    with or_refused(folder, "folder of images cannot be read"), os.scandir(folder) as entries:
+        stems = (entry.name.removesuffix(SUFFIX) for entry in entries if is_image(entry.name))
+        return np.fromiter((int(stem, 16) for stem in stems), dtype=np.uint64)
 
 
 def is_image(name: str) -> bool:
@@ -247,51 +222,33 @@ def read_sizes(
     Only headers are read, by several processes; `console` shows the progress.
     Raises InputError if some are damaged or no images, naming how many and the first.
     """
-    starts = range(0, len(image_ids), FILES_AT_ONCE)
-    tasks = ((start, image_ids[start : start + FILES_AT_ONCE]) for start in starts)
-    processes = max(1, min(PROCESSES_PER_CORE * usable_cores(), len(starts)))
-    sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
-    faults: dict[int, list[str]] = {}
-    done = 0
-    # The processes are started before the bar's thread is.
-    with (
-        process_pool(processes) as pool,
-        progress(console, "reading sizes of images", total=len(image_ids)) as advance,
-    ):
-        work = partial(_read_sizes, folder)
-        results = run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes)
-        for start, part, faults_of_part in results:
-            sizes[start : start + len(part)] = part
-            faults[start] = faults_of_part
-            done += len(part)
-            advance(done, "")
-    in_order = [fault for start in sorted(faults) for fault in faults[start]]
-    if in_order:
+    parts = read_in_parts(
+        partial(_read_sizes, folder),
+        image_ids,
+        at_once=FILES_AT_ONCE,
+        title="reading sizes of images",
+        console=console,
+        per_core=PROCESSES_PER_CORE,
+    )
+    faults = [fault for _, faults_of_part in parts for fault in faults_of_part]
+    if faults:
         raise InputError(
-            f"{folder}: {len(in_order)} of {len(image_ids)} images cannot be read, the first is "
-            f"{in_order[0]}; download them again"
+            f"{folder}: {len(faults)} of {len(image_ids)} images cannot be read, the first is "
+            f"{faults[0]}; download them again"
         )
-    return sizes
+    return np.concatenate([np.zeros((0, 2), dtype=np.int32), *(sizes for sizes, _ in parts)])
 
 
-def _read_sizes(
-    folder: Path, task: tuple[int, NDArray[np.uint64]]
-) -> tuple[int, NDArray[np.int32], list[str]]:
-    """Return the task's first row, the sizes [I, 2] in pixels (0 if unreadable), and the faults."""
-    start, image_ids = task
+def _read_sizes(folder: Path, image_ids: NDArray[np.uint64]) -> tuple[NDArray[np.int32], list[str]]:
+    """Return sizes [I, 2] in pixels (0 if unreadable), and the faults."""
     sizes = np.zeros((len(image_ids), 2), dtype=np.int32)
     faults = []
     for row, text in enumerate(image_id_texts(image_ids)):
+        file = folder / f"{text}{SUFFIX}"
         try:
-            # Pillow warns of broken EXIF and of large sizes, which are read all the same.
-            with warnings.catch_warnings(action="ignore"):
-                sizes[row] = _read_size(folder / f"{text}{SUFFIX}")
-        except (*DAMAGE, Image.DecompressionBombError) as error:
-            reason = describe_fault(error).partition(";")[0]  # the fix is another one here
-            faults.append(f"{text}{SUFFIX} ({reason})")
-    return start, sizes, faults
-
-
-def _read_size(path: Path) -> tuple[int, int]:
-    with open_image_file(path) as file, open_image(file) as image:
-        return image.size
+            sizes[row], _ = read_photo(file)
+        except InputError as error:
+            # Without the path, and without the fix, which is another one here.
+            reason = str(error).removeprefix(f"{file}: ").partition(";")[0]
+            faults.append(f"{file.name} ({reason})")
+    return sizes, faults

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from data.annotations import (
     MINIMUM_SIDE,
-    UNNAMED,
-    Resize,
+    TrainingRules,
     are_shares,
+    category_differences,
     content_sizes,
     positions_in,
     repeated,
@@ -25,8 +25,8 @@ ROUNDING = 1.0
 """Pixels by which a box may reach beyond its image without a finding, as rounded ones do."""
 
 
-def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize: Resize) -> None:
-    """Find boxes that are of no use at `image_size`, and those that reach beyond their image."""
+def check_boxes(entries: Entries, findings: Findings, rules: TrainingRules) -> None:
+    """Find boxes that are of no use to a run, and those that reach beyond their image."""
 
     def make_place(row: int) -> Place:
         """Return a box's place, as COCO writes it, with the size of its image."""
@@ -41,8 +41,7 @@ def check_boxes(entries: Entries, findings: Findings, *, image_size: int, resize
         stop = min(start + BOXES_AT_ONCE, len(entries.boxes))
         counted = np.zeros(stop - start, dtype=np.bool_)
         # A box is a finding of the first kind that it is of.
-        kinds = box_kinds(entries, start, stop, image_size=image_size, resize=resize)
-        for kind, flags in kinds.items():
+        for kind, flags in box_kinds(entries, start, stop, rules).items():
             rows = start + np.flatnonzero(flags & ~counted)
             counted |= flags
             findings.add_rows(kind, rows, make_place)
@@ -95,7 +94,7 @@ def equal_boxes(entries: Entries) -> NDArray[np.int64]:
 
 
 def box_kinds(
-    entries: Entries, start: int, stop: int, *, image_size: int, resize: Resize
+    entries: Entries, start: int, stop: int, rules: TrainingRules
 ) -> dict[str, NDArray[np.bool_]]:
     """Return for each kind of finding which of some boxes are of it."""
     # A box without a known image has row -1, the last image's; `has_image` masks these results.
@@ -104,7 +103,7 @@ def box_kinds(
     lower, upper = boxes[:, :2], boxes[:, 2:]
     has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        clipped = boxes_on_square(boxes, sizes, image_size=image_size, resize=resize)
+        clipped = boxes_on_square(boxes, sizes, rules)
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
         has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
         return {
@@ -118,20 +117,18 @@ def box_kinds(
 
 
 def boxes_on_square(
-    boxes: NDArray[np.float64], sizes: NDArray[np.float64], *, image_size: int, resize: Resize
+    boxes: NDArray[np.float64], sizes: NDArray[np.float64], rules: TrainingRules
 ) -> NDArray[np.float64]:
     """Return boxes [N, 4] as the network gets them; `sizes` [N, 2] are their images', (w, h)."""
     # As scale_boxes and clip_boxes of data.transforms, in training.
-    content = content_sizes(sizes, size=image_size, resize=resize)
+    content = content_sizes(sizes, size=rules.image_size, resize=rules.resize)
     return np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
 
 
-def check_categories_fit(
-    entries: Entries, findings: Findings, *, class_indices: str, num_classes: int | None
-) -> None:
+def check_categories_fit(entries: Entries, findings: Findings, rules: TrainingRules) -> None:
     """Find categories for which the model has no output: see `data.dataset.make_class_map`."""
-    ids = entries.category_ids
-    if class_indices == "contiguous":
+    ids, num_classes = entries.category_ids, rules.num_classes
+    if rules.class_indices == "contiguous":
         if num_classes not in (None, len(ids)):
             value = f"{len(ids)} categories; model.num_classes is {num_classes}"
             findings.add("categories_do_not_fit", Place("categories", value))
@@ -148,16 +145,12 @@ def check_categories_fit(
 def check_categories_agree(train: Entries, validation: Entries, findings: Findings) -> None:
     """Find categories of the validation split that differ from the training split's."""
     expected = dict(zip(train.category_ids.tolist(), train.category_names, strict=True))
-    for row, category_id in enumerate(validation.category_ids.tolist()):
-        name, known = validation.category_names[row], expected.get(category_id)
-        if name != known:
-            trained = "unknown" if known in (None, UNNAMED) else repr(known)
-            difference = f"{category_id} is {name!r} here, {trained} in the training split"
-            findings.add("categories_differ", validation.category_place(row, "", difference))
-    for category_id in sorted(expected.keys() - set(validation.category_ids.tolist())):
-        if expected[category_id] != UNNAMED:
-            difference = f"{category_id} ({expected[category_id]!r}) is missing here"
-            findings.add("categories_differ", Place("categories", difference))
+    ids, names = validation.category_ids, validation.category_names
+    for row, text in category_differences(expected, ids, names):
+        place = Place("categories", text)
+        if row is not None:
+            place = validation.category_place(row, "", text)
+        findings.add("categories_differ", place)
 
 
 def check_image_entries(

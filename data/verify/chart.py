@@ -1,7 +1,7 @@
 """One picture of a data set: sizes, shapes, classes and anchors, of all splits."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,9 @@ BINS, BINS_OF_FEW, FEW = 48, 24, 2000
 SMALL_TEXT = 8
 
 
-def draw_objects(entries: Mapping[str, Entries], examined: Examined) -> "Figure":
+def draw_objects(examined: Examined) -> "Figure":
     """Draw the objects of the splits; the first one is filled, the others are lines."""
-    objects, rule = examined.objects, examined.rule
+    objects, rule, entries = examined.objects, examined.rule, examined.entries
     figure = new_figure(width=13, height=8.4)
     grid = figure.subplot_mosaic([["sizes", "ratios", "shares"], ["names", "ranks", "images"]])
     draw_sizes(grid["sizes"], objects, rule)
@@ -67,19 +67,26 @@ def histogram(
     values: Mapping[str, NDArray[np.float32]],
     edges: NDArray[np.float64],
 ) -> None:
-    """Draw shares of each split's values: the first split as an area, the others as lines."""
-    for place, (name, numbers) in enumerate(values.items()):
+    """Draw shares of each split's values, on a scale of powers of two."""
+    shares = {}
+    for name, numbers in values.items():
         counts, _ = np.histogram(np.clip(numbers, edges[0], edges[-1]), edges)
-        shares = counts / max(1, len(numbers))
-        colour = COLOURS.get(name, GREY)
-        if place == 0:
-            axes.stairs(shares, edges, fill=True, color=colour, alpha=0.35)
-        axes.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
+        shares[name] = counts / max(1, len(numbers))
+    draw_steps(axes, {name: (heights, edges) for name, heights in shares.items()})
     axes.set_xscale("log", base=2)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, 1.18 * axes.get_ylim()[1])  # room for the texts on top
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
+
+
+def draw_steps(axes: "Axes", steps: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Draw heights of each split between edges: the first split as an area, all as lines."""
+    for place, (name, (heights, edges)) in enumerate(steps.items()):
+        colour = COLOURS.get(name, GREY)
+        if place == 0:
+            axes.stairs(heights, edges, fill=True, color=colour, alpha=0.35)
+        axes.stairs(heights, edges, color=colour, linewidth=1.4, label=name)
 
 
 def draw_sizes(axes: "Axes", objects: Mapping[str, Objects], rule: AnchorRule) -> None:
@@ -170,13 +177,11 @@ def draw_names(axes: "Axes", entries: Entries) -> None:
 
 def draw_ranks(axes: "Axes", entries: Mapping[str, Entries]) -> None:
     """Draw the number of boxes of all classes, each split from its most frequent class on."""
-    for place, (name, split) in enumerate(entries.items()):
+    steps = {}
+    for name, split in entries.items():
         counts = np.sort(split.class_counts[0])[::-1]
-        edges = np.arange(len(counts) + 1) + 0.5
-        colour = COLOURS.get(name, GREY)
-        if place == 0:
-            axes.stairs(counts, edges, fill=True, color=colour, alpha=0.35)
-        axes.stairs(counts, edges, color=colour, linewidth=1.4, label=name)
+        steps[name] = counts, np.arange(len(counts) + 1) + 0.5
+    draw_steps(axes, steps)
     counts = next(iter(entries.values())).class_counts[0]
     axes.set_yscale("symlog", linthresh=1)
     powers = [0, *(10**power for power in range(9) if 10**power <= 3 * max(1, counts.max()))]
@@ -203,13 +208,11 @@ def draw_boxes_per_image(axes: "Axes", entries: Mapping[str, Entries]) -> None:
     }
     most = int(max(np.quantile(counts, 0.99) for counts in numbers.values()))
     edges = np.arange(max(most, 1) + 2) - 0.5
-    for place, (name, counts) in enumerate(numbers.items()):
+    steps = {}
+    for name, counts in numbers.items():
         images = np.bincount(np.minimum(counts, most), minlength=len(edges) - 1)
-        shares = 100 * images[: len(edges) - 1] / len(counts)
-        colour = COLOURS.get(name, GREY)
-        if place == 0:
-            axes.stairs(shares, edges, fill=True, color=colour, alpha=0.35)
-        axes.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
+        steps[name] = 100 * images[: len(edges) - 1] / len(counts), edges
+    draw_steps(axes, steps)
     axes.set_ylim(bottom=0)
     axes.set_xlim(edges[0], edges[-1])
     axes.tick_params(labelsize=SMALL_TEXT)

@@ -12,13 +12,13 @@ on the square of the network's input: single objects, clipped, with an area.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations import Resize
+from data.annotations import TrainingRules
 from data.coco_json import Entries
 from data.verify.annotations import boxes_on_square
 
@@ -96,37 +96,27 @@ def usable_rows(entries: Entries) -> NDArray[np.int64]:
 
 
 def boxes_in_parts(
-    entries: Entries, rows: NDArray[np.int64], *, image_size: int, resize: Resize
+    entries: Entries, rows: NDArray[np.int64], rules: TrainingRules
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Yield boxes as the network gets them, and their places in `rows`."""
     for start in range(0, len(rows), BOXES_AT_ONCE):
         part = slice(start, start + BOXES_AT_ONCE)
         images = entries.image_of_box[rows[part]]
         sides = np.stack([entries.widths[images], entries.heights[images]], axis=1)
-        yield (
-            part,
-            boxes_on_square(
-                entries.boxes[rows[part]],
-                sides.astype(np.float64),
-                image_size=image_size,
-                resize=resize,
-            ),
-        )
+        yield part, boxes_on_square(entries.boxes[rows[part]], sides.astype(np.float64), rules)
 
 
-def describe_objects(
-    entries: Entries, rule: AnchorRule, *, image_size: int, resize: Resize
-) -> Objects:
+def describe_objects(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> Objects:
     """Compare all boxes of a split with the anchors; there must be some."""
     rows = usable_rows(entries)
     sizes, ratios, ious = (np.empty(len(rows), dtype=np.float32) for _ in range(3))
-    for part, boxes in boxes_in_parts(entries, rows, image_size=image_size, resize=resize):
+    for part, boxes in boxes_in_parts(entries, rows, rules):
         sides = boxes[:, 2:] - boxes[:, :2]
         sizes[part] = np.sqrt(sides.prod(axis=1))
         ratios[part] = sides[:, 0] / sides[:, 1]
-        ious[part] = rule.best_ious(boxes, image_size)
+        ious[part] = rule.best_ious(boxes, rules.image_size)
     longer = np.maximum(entries.widths, entries.heights)
-    return Objects(image_size, sizes, ratios, ious, float(np.median(longer)))
+    return Objects(rules.image_size, sizes, ratios, ious, float(np.median(longer)))
 
 
 @dataclass(frozen=True)
@@ -168,20 +158,18 @@ class SizeProposal:
         return (size / self.current) ** 2
 
 
-def propose_size(
-    entries: Entries, rule: AnchorRule, *, current: int, resize: Resize
-) -> SizeProposal:
+def propose_size(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> SizeProposal:
     """Estimate the shares at all image sizes, of a split with boxes."""
     rows = usable_rows(entries)
     if len(rows) > SAMPLE:
         rows = np.sort(np.random.default_rng(0).choice(rows, size=SAMPLE, replace=False))
     shares = {}
-    for size in sorted({*SIZES, current}):
+    for size in sorted({*SIZES, rules.image_size}):
         low = 0
-        for _, boxes in boxes_in_parts(entries, rows, image_size=size, resize=resize):
+        for _, boxes in boxes_in_parts(entries, rows, replace(rules, image_size=size)):
             low += int((rule.best_ious(boxes, size) < rule.iou).sum())
         shares[size] = low / len(rows)
-    return SizeProposal(shares, len(rows), current)
+    return SizeProposal(shares, len(rows), rules.image_size)
 
 
 @dataclass(frozen=True)
@@ -190,28 +178,22 @@ class Examined:
 
     rule: AnchorRule
     objects: Mapping[str, Objects]
+    entries: Mapping[str, Entries]
     proposal: SizeProposal
 
 
 def examine(
-    entries: Mapping[str, Entries],
-    make_rule: Callable[[], AnchorRule],
-    *,
-    image_size: int,
-    resize: Resize,
+    entries: Mapping[str, Entries], make_rule: Callable[[], AnchorRule], rules: TrainingRules
 ) -> Examined | None:
     """Compare the boxes of splits with the anchors; None if there are no boxes."""
     with_boxes = {name: split for name, split in entries.items() if len(usable_rows(split))}
     if not with_boxes:
         return None
     rule = make_rule()
-    objects = {
-        name: describe_objects(split, rule, image_size=image_size, resize=resize)
-        for name, split in with_boxes.items()
-    }
+    objects = {name: describe_objects(split, rule, rules) for name, split in with_boxes.items()}
     first = next(iter(with_boxes.values()))
-    proposal = propose_size(first, rule, current=image_size, resize=resize)
-    return Examined(rule, objects, proposal)
+    proposal = propose_size(first, rule, rules)
+    return Examined(rule, objects, with_boxes, proposal)
 
 
 def objects_json(objects: Objects, rule: AnchorRule) -> dict[str, Any]:

@@ -7,11 +7,10 @@ with most and fewest boxes, and the next command; `--json` has the first places 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from common.charts import save_chart
@@ -22,10 +21,12 @@ from common.files import (
     require_writable_later,
     write_atomically,
 )
-from data.annotations import Split, SplitName
+from data.annotations import Split, SplitName, TrainingRules
 from data.coco_json import Entries, clean_annotations, clean_images
 from data.findings import KINDS, Finding, Severity
+from data.formats.labels import some
 from data.index import write_index
+from data.parts import processes_for
 from data.verify.chart import draw_objects
 from data.verify.objects import (
     AnchorRule,
@@ -36,7 +37,7 @@ from data.verify.objects import (
     objects_json,
     proposal_json,
 )
-from data.verify.splits import CheckedSplit, TrainingRules, check_splits, processes_for
+from data.verify.splits import IMAGES_AT_ONCE, CheckedSplit, check_splits
 
 CLASSES_SHOWN = 5
 KINDS_SHOWN = 4
@@ -62,67 +63,91 @@ def index_folder(folder: Path, split: str) -> Path:
     return folder / f"{split}.index"
 
 
+class VerifyOutputs(NamedTuple):
+    """What is written, unless None."""
+
+    json: Path | None = None  # all findings
+    chart: Path | None = None  # a picture of the objects
+    clean: Path | None = None  # a folder for indexes without the bad entries
+
+
 def verify(
     splits: Mapping[str, Split],
     rules: TrainingRules,
+    outputs: VerifyOutputs,
     *,
-    check_images: bool,
     sample: int | None,
-    json_file: Path | None,
-    chart: Path | None,
-    clean_folder: Path | None,
     make_anchor_rule: Callable[[], AnchorRule],
     command_with_config: Callable[..., str],
     console: Console,
 ) -> int:
     """Check splits (the training split first), print the findings, and return the exit code.
 
-    `check_images` decodes images, `sample` of each split, or all. All findings are written to
-    `json_file`, a picture of the objects to `chart`, indexes without the bad entries to
-    `clean_folder`, unless None. `make_anchor_rule` is called after the images were decoded: it may
+    `sample` images of each split are decoded, None: all. `make_anchor_rule` is called later: it may
     load torch, which must not be in the processes that decode. `command_with_config` returns a
     command line, given `train`, or `data` for `verify`, and further arguments.
 
     Raises:
         InputError: An output cannot be written.
     """
-    checked = check_splits(splits, rules, images=check_images, sample=sample, console=console)
+    checked = check_splits(splits, rules, sample=sample, console=console)
     examined = examine(
         {split.name: split.entries for split in checked if split.entries is not None},
         make_anchor_rule,
-        image_size=rules.image_size,
-        resize=rules.resize,
+        rules,
     )
     for split in checked:
         print_split(console, split)
-        print_objects(console, split.name, examined)
-    print_proposal(console, examined)
+        if examined is not None and split.name in examined.objects:
+            for line in format_objects(examined.objects[split.name], examined.rule):
+                print_line(console, line, wrap=True)
+    if examined is not None:
+        console.print()
+        first = next(iter(examined.objects.values()))
+        for line in format_proposal(examined.proposal, first):
+            print_line(console, line, wrap=True)
     stopping = [
         f"{finding.count:,} {finding.name} ({split.name})"
         for split in checked
         for finding in split.findings.stopping()
     ]
-    if json_file is not None:
+    if outputs.json is not None:
         report = {
             "stops_training": bool(stopping),
             "decoder": rules.decoder,
             "proposed_image_size": proposal_json(examined.proposal) if examined else None,
             "splits": {split.name: split_json(split, examined) for split in checked},
         }
-        write_atomically(json_file, json.dumps(report, indent=1))
-    if chart is not None:
-        write_chart(chart, checked, examined, console)
+        write_atomically(outputs.json, json.dumps(report, indent=1))
+    if outputs.chart is not None:
+        console.print()
+        if examined is not None:
+            save_chart(draw_objects(examined), outputs.chart)
+            print_line(console, f"picture: {outputs.chart}")
+        else:
+            print_line(console, f"{outputs.chart}: not written: there is no box to draw")
     console.print()
     print_line(console, format_conclusion(checked, stopping), wrap=True)
     print_shared(console, checked)
+    print_next(console, checked, outputs.clean, command_with_config)
+    return STOPS_TRAINING if stopping else FINISHED
+
+
+def print_next(
+    console: Console,
+    checked: Sequence[CheckedSplit],
+    clean: Path | None,
+    command_with_config: Callable[..., str],
+) -> None:
+    """Write the clean indexes to a folder, unless it is None, and print what to do next."""
     obstacles = [reason for reason in map(obstacle, checked) if reason is not None]
     command = None
-    if clean_folder is not None and obstacles:
+    if clean is not None and obstacles:
         advice = f"clean index not written: {obstacles[0]}"
-    elif clean_folder is not None:
-        fields = write_clean(clean_folder, checked, console)
+    elif clean is not None:
+        fields = write_clean(clean, checked, console)
         advice, command = "next:", command_with_config("train", *fields)
-    elif not stopping:
+    elif not any(split.findings.stopping() for split in checked):
         advice, command = "next:", command_with_config("train")
     elif obstacles:
         advice = f"next: fix the data; a clean index cannot be made: {obstacles[0]}"
@@ -132,40 +157,6 @@ def verify(
     print_line(console, advice, wrap=command is None)
     if command is not None:
         print_line(console, f"  {command}")
-    return STOPS_TRAINING if stopping else FINISHED
-
-
-def print_objects(console: Console, name: str, examined: Examined | None) -> None:
-    """Print the sizes of a split's objects, and how many no anchor matches."""
-    if examined is not None and name in examined.objects:
-        for line in format_objects(examined.objects[name], examined.rule):
-            print_line(console, line, wrap=True)
-
-
-def print_proposal(console: Console, examined: Examined | None) -> None:
-    """Print the proposed image size."""
-    if examined is not None:
-        console.print()
-        first = next(iter(examined.objects.values()))
-        for line in format_proposal(examined.proposal, first):
-            print_line(console, line, wrap=True)
-
-
-def write_chart(
-    chart: Path, checked: Sequence[CheckedSplit], examined: Examined | None, console: Console
-) -> None:
-    """Draw the objects of all splits that have some."""
-    console.print()
-    if examined is None:
-        print_line(console, f"{chart}: not written: there is no box to draw")
-        return
-    entries = {
-        split.name: split.entries
-        for split in checked
-        if split.entries is not None and split.name in examined.objects
-    }
-    save_chart(draw_objects(entries, examined), chart)
-    print_line(console, f"picture: {chart}")
 
 
 def print_split(console: Console, checked: CheckedSplit) -> None:
@@ -188,27 +179,15 @@ def print_split(console: Console, checked: CheckedSplit) -> None:
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Print a table on a terminal, aligned lines of any length in a pipe."""
-    if console.is_terminal:
-        table = Table(
-            Column("finding", no_wrap=True), Column("count", justify="right", no_wrap=True)
-        )
-        table.add_column("severity", max_width=14)
-        table.add_column("first example", overflow="fold")
-        for finding in findings:
-            severity = Text(finding.severity, style=STYLES[finding.severity])
-            example = Text(format_example(finding))
-            table.add_row(finding.name, f"{finding.count:,}", severity, example)
-        console.print(table)
-        return
+    """Print aligned lines of any length, in colours on a terminal."""
     names = max(len(finding.name) for finding in findings)
     counts = max(len(f"{finding.count:,}") for finding in findings)
     severities = max(len(finding.severity) for finding in findings)
     for finding in findings:
-        columns = f"{finding.name:<{names}}  {finding.count:>{counts},}"
-        print_line(
-            console, f"{columns}  {finding.severity:<{severities}}  {format_example(finding)}"
-        )
+        line = Text(f"{finding.name:<{names}}  {finding.count:>{counts},}  ")
+        line.append(f"{finding.severity:<{severities}}", STYLES[finding.severity])
+        line.append(f"  {format_example(finding)}")
+        console.print(line, soft_wrap=True)
 
 
 def format_example(finding: Finding) -> str:
@@ -236,21 +215,22 @@ def format_totals(entries: Entries) -> str:
 
 def format_time(checked: CheckedSplit, total: int) -> str:
     """Return the time that the checks took, and the number of images that were decoded."""
-    annotations = f"annotations checked in {format_duration(checked.seconds_of_annotations)}"
+    # From a minute on as h:mm:ss.
+    spent = [
+        f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+        for seconds in (checked.seconds_of_annotations, checked.seconds_of_images)
+    ]
+    annotations = f"annotations checked in {spent[0]}"
     images, seconds = checked.images_checked, checked.seconds_of_images
     if not images:
         return f"{annotations}; NO IMAGE WAS CHECKED"
     which = "all" if checked.checked_all_images else f"ONLY {images:,} OF"
+    processes = processes_for(images, at_once=IMAGES_AT_ONCE)
     return (
         f"{annotations}, {which} {total:,} images decoded in "
-        f"{format_duration(seconds)} ({images / max(seconds, 1e-9):.0f} images/s, "
-        f"{processes_for(images)} {'processes' if processes_for(images) > 1 else 'process'})"
+        f"{spent[1]} ({images / max(seconds, 1e-9):.0f} images/s, "
+        f"{processes} {'processes' if processes > 1 else 'process'})"
     )
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds, or from a minute on h:mm:ss."""
-    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def print_classes(console: Console, entries: Entries) -> None:
@@ -258,15 +238,14 @@ def print_classes(console: Console, entries: Entries) -> None:
     names, boxes = entries.category_names, entries.class_counts[0]
     ranked = np.argsort(-boxes, kind="stable")
     used = [f"{printable(names[row])} {boxes[row]:,}" for row in ranked[boxes[ranked] > 0].tolist()]
-    empty = [printable(names[row]) for row in np.flatnonzero(boxes == 0).tolist()]
+    empty = [names[row] for row in np.flatnonzero(boxes == 0).tolist()]
     if len(used) <= 2 * CLASSES_SHOWN:
         print_line(console, f"boxes by class: {', '.join(used) or 'none'}", wrap=True)
     else:
         print_line(console, f"most boxes:   {', '.join(used[:CLASSES_SHOWN])}", wrap=True)
         print_line(console, f"fewest boxes: {', '.join(used[-CLASSES_SHOWN:])}", wrap=True)
     if empty:
-        others = f" and {len(empty) - CLASSES_SHOWN} more" if len(empty) > CLASSES_SHOWN else ""
-        print_line(console, f"no boxes:     {', '.join(empty[:CLASSES_SHOWN])}{others}", wrap=True)
+        print_line(console, f"no boxes:     {some(empty, CLASSES_SHOWN)}", wrap=True)
 
 
 def format_conclusion(checked: Sequence[CheckedSplit], stopping: Sequence[str]) -> str:

@@ -19,23 +19,25 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
-from common.console import progress, progress_in_bytes
+from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import read_bytes
-from common.processes import process_pool, run_tasks, usable_cores
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import SPLITS, Resize, Split, images_in_other, leaves_folder
+from data.annotations import SPLITS, Split, TrainingRules, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, leave_out_root, read_entries
 from data.decoding import (
+    AS_STORED,
     MOST_BYTES,
     QUARTER_TURNS,
     SUFFIXES,
+    Notes,
     decode_image,
     fits_both_ways,
     is_resized_copy,
 )
 from data.findings import KINDS, Findings, Place, Severity
 from data.index import find_or_make_index
+from data.parts import read_in_parts
 from data.verify.annotations import (
     check_boxes,
     check_categories_agree,
@@ -43,20 +45,6 @@ from data.verify.annotations import (
     check_image_entries,
     count_classes,
 )
-
-
-@dataclass(frozen=True)
-class TrainingRules:
-    """The settings of a training run that decide which images it can use."""
-
-    decoder: str  # as `resolve_decoder` returns it
-    image_size: int  # side of the square that images are resized to [pixels]
-    resize: Resize
-    class_indices: str  # `contiguous` or `category_id`, see `data.dataset.make_class_map`
-    num_classes: int | None  # outputs of the model; None for as many as the categories need
-    skip_images_without_boxes: bool  # leave out images without a box of a single object
-    bad_image_limit: int | None
-    """How many unreadable images are replaced; None: the first one stops training"""
 
 
 class FileFault(NamedTuple):
@@ -92,11 +80,10 @@ def check_splits(
     splits: Mapping[str, Split],
     rules: TrainingRules,
     *,
-    images: bool,
     sample: int | None,
     console: Console,
 ) -> list[CheckedSplit]:
-    """Check annotations, then all images or `sample` of each split, the training split first."""
+    """Check annotations, then `sample` images of each split (None: all); `train` comes first."""
     checked = [
         check_annotations(name, split, rules, console=console) for name, split in splits.items()
     ]
@@ -111,7 +98,7 @@ def check_splits(
             )
         ):
             check_categories_agree(train.entries, validation.entries, validation.findings)
-    if images:
+    if sample != 0:
         for split in checked:
             check_images(split, decoder=rules.decoder, sample=sample, console=console)
         add_image_findings(checked, rules)
@@ -133,10 +120,8 @@ def check_annotations(
     if entries is not None:
         leave_out_root(entries, findings)
         check_ids(entries, findings)
-        check_boxes(entries, findings, image_size=rules.image_size, resize=rules.resize)
-        check_categories_fit(
-            entries, findings, class_indices=rules.class_indices, num_classes=rules.num_classes
-        )
+        check_boxes(entries, findings, rules)
+        check_categories_fit(entries, findings, rules)
         skips = name == "train" and rules.skip_images_without_boxes
         check_image_entries(entries, findings, skip_images_without_boxes=skips)
         count_classes(entries, findings)
@@ -163,8 +148,7 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
 
 
 IMAGES_AT_ONCE = 8  # for one process: a tenth of a second's work
-TASKS_PER_PROCESS = 4  # enough that no process waits, few enough to end soon after Ctrl-C
-Task = list[tuple[int, str, tuple[int, int], bool]]
+Task = Sequence[tuple[int, str, tuple[int, int], bool]]
 """Images for one process to decode: row, file name, annotated (height, width) in pixels, and
 `is_displayed` of annotations."""
 
@@ -176,35 +160,25 @@ def check_images(
     entries = checked.entries
     if entries is None:
         return
-    rows = rows_to_check(len(entries.image_ids), sample)
-    tasks = (
-        [
-            (
-                row,
-                entries.file_names[row],
-                (int(entries.heights[row]), int(entries.widths[row])),
-                bool(entries.is_displayed[row]),
-            )
-            for row in rows[start : start + IMAGES_AT_ONCE].tolist()
-        ]
-        for start in range(0, len(rows), IMAGES_AT_ONCE)
+    rows, began = rows_to_check(len(entries.image_ids), sample), time.monotonic()
+
+    def prepare(part: NDArray[np.int64]) -> Task:
+        sizes = zip(entries.heights[part].tolist(), entries.widths[part].tolist(), strict=True)
+        names = [entries.file_names[row] for row in part.tolist()]
+        are_displayed = entries.is_displayed[part].tolist()
+        return list(zip(part.tolist(), names, sizes, are_displayed, strict=True))
+
+    parts = read_in_parts(
+        partial(check_files, checked.split.images, decoder),
+        rows,
+        at_once=IMAGES_AT_ONCE,
+        title=f"decoding {checked.name} images",
+        console=console,
+        prepare=prepare,
     )
-    processes = processes_for(len(rows))
-    work = partial(check_files, checked.split.images, decoder)
-    done, began = 0, time.monotonic()
     checked.content_hashes = np.zeros(len(entries.image_ids), dtype=np.int64)
-    # The processes are copies of this one: they are started before the progress bar's thread.
-    with (
-        process_pool(processes) as pool,
-        progress(console, f"decoding {checked.name} images", total=len(rows)) as advance,
-    ):
-        for task in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
-            checked.file_faults += task.faults
-            checked.content_hashes[task.rows] = task.hashes
-            done += len(task.rows)
-            rate = done / max(1e-9, time.monotonic() - began)
-            advance(done, f"{rate:.0f} images/s")
-    checked.file_faults.sort()
+    checked.content_hashes[rows] = [number for _, hashes in parts for number in hashes]
+    checked.file_faults = [fault for faults, _ in parts for fault in faults]
     checked.images_checked = len(rows)
     checked.seconds_of_images = time.monotonic() - began
 
@@ -216,21 +190,8 @@ def rows_to_check(images: int, sample: int | None) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(0).choice(images, size=sample, replace=False))
 
 
-def processes_for(images: int) -> int:
-    """Return one process for each core, unless there are too few images."""
-    return max(1, min(usable_cores(), -(-images // IMAGES_AT_ONCE)))
-
-
-class CheckedTask(NamedTuple):
-    """What a process found in its images."""
-
-    rows: list[int]
-    faults: list[FileFault]
-    hashes: list[int]  # as `CheckedSplit.content_hashes`
-
-
-def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
-    """Decode the files of a task."""
+def check_files(folder: Path, decoder: str, task: Task) -> tuple[list[FileFault], list[int]]:
+    """Decode the files of a task; return faults, and `CheckedSplit.content_hashes` of all."""
     faults, hashes = [], []
     for row, name, size, is_displayed in task:
         hashes.append(0)
@@ -243,7 +204,7 @@ def check_files(folder: Path, decoder: str, task: Task) -> CheckedTask:
             faults.append(FileFault(row, *fault))
         if fault is None or KINDS[fault[0]].severity is not Severity.STOPS:
             hashes[-1] = hash_content(folder / name)
-    return CheckedTask([row for row, *_ in task], faults, hashes)
+    return faults, hashes
 
 
 def hash_content(path: Path) -> int:
@@ -259,17 +220,14 @@ def check_file(
     path: Path, *, decoder: str, annotated: tuple[int, int], is_displayed: bool = False
 ) -> tuple[str, str] | None:
     """Return the kind of finding for an image file, and its text; None for a good file."""
-    doubts: list[tuple[str, str]] = []
-    orientations: list[tuple[int, bool]] = []
+    notes = Notes()
     try:
         pixels = decode_image(
             path,
             decoder=decoder,
             annotated_size=annotated,
             is_displayed=is_displayed,
-            report_damage=lambda doubt: doubts.append(("image_doubtful", doubt)),
-            report_orientation=lambda *noted: orientations.append(noted),
-            report_dark=lambda: doubts.append(("image_dark", "no value above 4095")),
+            notes=notes,
         )
     except InputError as error:
         # decode_image raises one class of error; the kind of fault is in its cause.
@@ -284,13 +242,14 @@ def check_file(
     sizes = f"{width}×{height}, annotated {annotated[1]}×{annotated[0]}"
     if not is_resized_copy((height, width), annotated):
         return "image_other_shape", sizes
-    if doubts:
-        return doubts[0]
-    for orientation, is_turned in orientations:
-        text = f"{sizes}, EXIF orientation {orientation}"
-        if is_turned:
+    if notes.doubt or notes.is_dark:
+        dark = "image_dark", "no value above 4095"
+        return ("image_doubtful", notes.doubt) if notes.doubt else dark
+    if notes.orientation != AS_STORED:
+        text = f"{sizes}, EXIF orientation {notes.orientation}"
+        if notes.is_turned:
             return "image_turned", text
-        if orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
+        if notes.orientation not in QUARTER_TURNS or fits_both_ways((height, width), annotated):
             return "image_orientation_unclear", text
     return None if (height, width) == annotated else ("image_resized", sizes)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import FrozenBatchNorm2d, sigmoid_focal_loss
 
-from data.annotations import find_split
+from data.annotations import TrainingRules, find_split
 from data.dataset import Batch, DetectionDataset, SampleKey, collate, open_data
 from data.loader import training_keys
 from data.synthetic import make_synthetic_data
@@ -188,10 +188,7 @@ def prepare_short_training(
     data = open_data(
         find_split(Path(folder.name), "train", annotations=None, images=None),
         find_split(Path(folder.name), "validation", annotations=None, images=None),
-        image_size=workload.image_size,
-        class_indices="contiguous",
-        num_classes=None,
-        skip_images_without_boxes=True,
+        TrainingRules(image_size=workload.image_size, skip_images_without_boxes=True),
     )
     # Decoded once for all runs.
     samples = [data.validation[SampleKey(place, seed=0)] for place in range(HELD_OUT)]

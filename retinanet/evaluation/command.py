@@ -11,7 +11,7 @@ from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
 from common.outputs import require_no_input
-from data.annotations import SAME_CATEGORIES, ClassMap, Split, require_split
+from data.annotations import SAME_CATEGORIES, ClassMap, Split, TrainingRules, require_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
 from data.index import open_annotations
@@ -153,10 +153,12 @@ def validation_split(
         content,
         split.images,
         classes,
-        image_size=checkpoint.model.image_size,
-        resize=checkpoint.model.resize,
+        TrainingRules(
+            image_size=checkpoint.model.image_size,
+            resize=checkpoint.model.resize,
+            decoder=resolve_decoder("auto"),  # all decoders give the same pixels
+        ),
         train=False,
-        decoder=resolve_decoder("auto"),  # all decoders give the same pixels
         source=str(split.annotations),
     )
 

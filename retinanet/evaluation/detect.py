@@ -145,7 +145,7 @@ def detect_split(
                 loader,
                 classes=classes,
                 forward=forward,
-                resize=loader.dataset.resize,
+                resize=loader.dataset.rules.resize,
                 main_cpus=main_cpus,
                 bad_images=bad_images,
             ):

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from common.errors import InputError
 from common.locks import has_locks, is_locked
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName
+from data.annotations import SPLITS, Annotations, ClassMap, Split, SplitName, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, SampleKey, make_class_map
 from data.decoding import resolve_decoder
@@ -23,11 +23,10 @@ from data.index import current_index, index_homes, index_of_folder, read_stamp
 from data.loader import steps_per_epoch
 from data.synthetic import KINDS
 from retinanet.config import Config
-from retinanet.config_file import configured_split
+from retinanet.config_file import configured_split, training_rules
 from retinanet.config_sections import DataConfig, ModelConfig
 from retinanet.config_types import (
     TORCHVISION,
-    augmentation_names,
     planned_groups,
     planned_split,
 )
@@ -85,12 +84,7 @@ def known_data(config: Config) -> KnownData:
 
 def class_map_of(config: Config, train: Annotations, *, source: object = "") -> ClassMap:
     """Return the classes of a run; raise InputError if the training split does not fit them."""
-    return make_class_map(
-        train,
-        source=str(source),
-        class_indices=config.data.class_indices,
-        num_classes=config.model.num_classes,
-    )
+    return make_class_map(train, training_rules(config, decoder="pillow"), source=str(source))
 
 
 RUN_FOLDER = "run folder"
@@ -390,7 +384,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
     """Check both splits for a job of a number of ranks, without creating an index."""
     settings = config.data
     try:
-        decoder = resolve_decoder(settings.decoder)
+        rules = training_rules(config, decoder=resolve_decoder(settings.decoder))
         if settings.scenes is not None:
             require_no_files(settings)
             scenes = settings.scenes
@@ -421,7 +415,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         annotations = opened[name]
         if annotations is not None:
             findings.append(
-                check_split(name, annotations, splits[name], classes, settings, decoder=decoder)
+                check_split(name, annotations, splits[name], classes, rules, settings=settings)
             )
     is_skipping = settings.images_without_boxes == "skip"
     images = len(train.images_with_objects()) if is_skipping else len(train)
@@ -433,9 +427,9 @@ def check_split(
     annotations: Annotations,
     split: Split,
     classes: ClassMap,
-    settings: DataConfig,
+    rules: TrainingRules,
     *,
-    decoder: str,
+    settings: DataConfig,
 ) -> Finding:
     """Decode a sample of a split's images as the run will."""
     is_train = name == "train"
@@ -444,13 +438,13 @@ def check_split(
             annotations,
             split.images,
             classes,
-            source=str(split.annotations),
-            image_size=settings.image_size,
-            resize=settings.resize,
-            augmentation=augmentation_names(settings.augmentation),
+            replace(
+                rules,
+                skip_images_without_boxes=is_train and rules.skip_images_without_boxes,
+                bad_image_limit=None,
+            ),
             train=is_train,
-            skip_images_without_boxes=is_train and settings.images_without_boxes == "skip",
-            decoder=decoder,
+            source=str(split.annotations),
         )
     except InputError as error:
         return bad_images([str(error)], settings)

@@ -18,7 +18,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import open_regular, or_unreadable, read_json_lines
-from data.annotations import Annotations, ClassMap, positions_in
+from data.annotations import Annotations, ClassMap, TrainingRules, positions_in
 from data.dataset import DetectionDataset
 from data.index import open_annotations
 from data.json_lists import Window, list_entries, no_garbage_collection
@@ -197,9 +197,11 @@ def count_trained_images(
             annotations,
             split.images,
             ClassMap.contiguous(annotations.category_ids, annotations.category_names),
-            image_size=measured.image_size,
+            TrainingRules(
+                image_size=measured.rules.image_size,
+                skip_images_without_boxes=settings.images_without_boxes == "skip",
+            ),
             train=True,
-            skip_images_without_boxes=settings.images_without_boxes == "skip",
         )
     except InputError:
         return None

@@ -20,9 +20,9 @@ from data.loader import DetectionLoader, EvaluationBatches, TrainingBatches, eva
 from data.synthetic import make_synthetic_data
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
-from retinanet.config_file import configured_split
+from retinanet.config_file import configured_split, training_rules
 from retinanet.config_sections import DataConfig
-from retinanet.config_types import augmentation_names, loading_processes
+from retinanet.config_types import loading_processes
 from retinanet.training.agreement import in_turn
 from retinanet.training.loop import StepResult
 
@@ -67,15 +67,8 @@ def open_run_data(
         return open_data(
             configured_split(settings, "train", root=root),
             configured_split(settings, "validation", root=root),
-            image_size=settings.image_size,
-            resize=settings.resize,
-            augmentation=augmentation_names(settings.augmentation),
-            class_indices=settings.class_indices,
-            num_classes=config.model.num_classes,
-            skip_images_without_boxes=settings.images_without_boxes == "skip",
+            training_rules(config, decoder=decoder),
             console=console,
-            decoder=decoder,
-            replace_bad_images=settings.on_bad_image == "skip",
         )
 
     return in_turn(group or ProcessGroup(), open_here)
@@ -123,7 +116,7 @@ class Loading:
             len(data.train), batch_size=batch_size, seed=config.run.seed, rank=rank, ranks=ranks
         )
         self.bad_images = BadImages(config.data.bad_image_limit)
-        self.decoder = data.train.decoder
+        self.decoder = data.train.rules.decoder
         self.workers = loading_processes(workers, reserved_cores=len(cores))
         self.watch = LoadingWatch(is_open=workers == "auto" and not cores)
         self.train = DetectionLoader(data.train, self.batches, workers=self.workers, cores=cores)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data.annotations import Annotations, ClassMap
+from data.annotations import Annotations, ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 
@@ -49,7 +49,8 @@ def one_box_dataset(
     *,
     images: int = 10,
     cls: type[DetectionDataset] = DetectionDataset,
-    **options: Any,
+    train: bool,
+    **rules: Any,
 ) -> DetectionDataset:
     """Write images 0.png, 1.png, … (ids from 100) with one box each, and open them."""
     random = np.random.default_rng(0)
@@ -64,7 +65,8 @@ def one_box_dataset(
     content["categories"] = [{"id": 1, "name": "object"}]
     annotations = read_annotations(write_json(folder / "labels.json", content))
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return cls(annotations, folder, classes, image_size=32, **options)
+    rules = {"image_size": 32} | rules
+    return cls(annotations, folder, classes, TrainingRules(**rules), train=train)
 
 
 def assert_same_annotations(opened: Annotations, expected: Annotations) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from data.annotations import MINIMUM_SIDE, ClassMap, Resize, content_size
+from data.annotations import MINIMUM_SIDE, ClassMap, Resize, TrainingRules, content_size
 from data.augmentation import (
     AUGMENTATIONS,
     JITTER,
@@ -67,7 +67,8 @@ def painted_dataset(
     }
     annotations = read_annotations(write_json(folder / "labels.json", content))
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, folder, classes, **{"train": True, **options})
+    train = options.pop("train", True)
+    return DetectionDataset(annotations, folder, classes, TrainingRules(**options), train=train)
 
 
 COLOURS = ((250, 0, 0), (0, 250, 0), (0, 0, 250))

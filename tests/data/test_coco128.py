@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from torch.nn import functional as F
 from torchvision.transforms.functional import to_tensor
 
-from data.annotations import Annotations, ClassMap
+from data.annotations import Annotations, ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from data.decoding import decode_image, installed_decoders
@@ -62,7 +62,8 @@ def test_columns_equal_pycocotools(annotations: Annotations, coco: COCO) -> None
 
 def test_samples_of_all_photos(annotations: Annotations) -> None:
     classes = ClassMap.by_category_id(annotations.category_ids, annotations.category_names, 91)
-    dataset = DetectionDataset(annotations, PHOTOS, classes, image_size=64, train=False)
+    rules = TrainingRules(image_size=64)
+    dataset = DetectionDataset(annotations, PHOTOS, classes, rules, train=False)
     total = 0
     for batch in evaluation_loader(dataset, batch_size=16):
         for target, (height, width), image_id in zip(

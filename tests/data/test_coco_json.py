@@ -118,52 +118,6 @@ def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert len(read_annotations(path)) == 3
 
 
-DELETE = object()
-BAD_BOXES = [[1, 2, 3], [1, float("nan"), 3, 4], [1, 2, 10**400, 4], [1, 2, 3, -4]]
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "expected"),
-    [
-        ("images 1", 5, "expected an object, found 5"),
-        ("images 1 id", DELETE, "missing"),
-        ("annotations 2 bbox", DELETE, "missing"),
-        ("annotations 2 id", DELETE, "missing"),
-        ("images 1 id", "0a3f", 'expected an integer, found "0a3f"'),
-        ("images 1 id", True, "expected an integer, found true"),
-        ("images 1 id", 2**70, "expected an integer, found 118059"),
-        ("images 1 id", 30, "30 is the id of an earlier entry"),
-        ("categories 1 id", 90, "90 is the id of an earlier entry"),
-        ("annotations 2 id", 5, "5 is the id of an earlier entry"),
-        ("images 0 width", 0, "expected an integer from 1 to 2147483647"),
-        ("images 0 height", 20.5, "expected an integer from 1"),
-        ("images 0 file_name", "", "expected a string"),
-        ("images 0 file_name", "/etc/x.jpg", "expected a path inside"),
-        ("images 0 file_name", "a/../../x", "expected a path inside"),
-        ("annotations 1 image_id", 31, "31 is not an id in images"),
-        ("annotations 1 category_id", 8, "8 is not an id in cat"),
-        *(("annotations 1 bbox", box, "expected [x, y, width, height") for box in BAD_BOXES),
-        ("annotations 1 area", "9", 'expected a number ≥ 0, found "9"'),
-        ("annotations 1 iscrowd", 2, "expected 0 or 1, found 2"),
-    ],
-)
-def test_bad_entry_is_reported_with_index_and_field(
-    tmp_path: Path, place: str, value: object, expected: str
-) -> None:
-    """`verify/test_annotations.py` has every kind of bad value; these are the messages."""
-    content = small()
-    name, number, *fields = place.split()
-    entries, entry = content[name], content[name][int(number)]
-    if not fields:
-        entries[int(number)] = value
-    elif value is DELETE:
-        del entry[fields[0]]
-    else:
-        entry[fields[0]] = value
-    shown = ".".join([f"{name}[{number}]", *fields])
-    assert refusal(tmp_path, content).startswith(f"{shown}: {expected}")
-
-
 def test_odd_values_are_those_that_they_mean(tmp_path: Path) -> None:
     expected = read(tmp_path, small())
     content = small()

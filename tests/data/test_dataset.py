@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from common.errors import InputError
-from data.annotations import ClassMap, Split
+from data.annotations import ClassMap, Split, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import (
     REPLACEMENTS_TRIED,
@@ -49,14 +49,16 @@ def make(
     content = {"images": images, "annotations": BOXES, "categories": categories}
     annotations = read_annotations(write_json(folder / "labels.json", content))
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, folder, classes, image_size=size, train=train)
+    rules = TrainingRules(image_size=size)
+    return DetectionDataset(annotations, folder, classes, rules, train=train)
 
 
 def other(dataset: DetectionDataset, **changes: Any) -> DetectionDataset:
-    """Return the same data set with other arguments."""
-    names = ("annotations", "image_folder", "class_map", "image_size")
-    arguments = {name: getattr(dataset, name) for name in names} | {"train": True} | changes
-    return DetectionDataset(**arguments)
+    """Return the same data set with other arguments or rules."""
+    names = ("annotations", "image_folder", "class_map")
+    arguments = {name: getattr(dataset, name) for name in names} | {"train": True}
+    arguments |= {name: changes.pop(name) for name in {*arguments, "source"} & changes.keys()}
+    return DetectionDataset(rules=replace(dataset.rules, **changes), **arguments)
 
 
 def test_sample_has_scaled_clipped_boxes_and_labels_without_crowds(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def spoiled(
     folder: Path, *, bad: Iterable[int], train: bool, replace_bad: bool = True
 ) -> DetectionDataset:
     """Return a data set in which the images of these indices are truncated."""
-    options: dict[str, Any] = {"train": train, "replace_bad_images": replace_bad}
+    options: dict[str, Any] = {"train": train, "bad_image_limit": 9 if replace_bad else None}
     dataset = one_box_dataset(folder, images=NUM_IMAGES, **options)
     for index in bad:
         path = folder / f"{index}.png"
@@ -236,9 +238,7 @@ def split(folder: Path, categories: list[dict[str, Any]] = CATEGORIES, **changes
 
 
 def opened(train: Split, validation: Split, **options: Any) -> DetectionData:
-    settings: dict[str, Any] = {"class_indices": "contiguous", "num_classes": None}
-    settings |= {"skip_images_without_boxes": False, **options}
-    return open_data(train, validation, image_size=64, **settings)
+    return open_data(train, validation, TrainingRules(image_size=64, **options))
 
 
 def test_both_splits_share_the_training_splits_classes(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_both_splits_share_the_training_splits_classes(tmp_path: Path) -> None:
     assert data.classes.category_ids == (7, 2) and data.classes.names == ("seven", "two")
     assert data.train.class_map == data.validation.class_map == data.classes
     assert data.train.train and not data.validation.train
-    assert data.train.image_size == data.validation.image_size == 64
+    assert data.train.rules.image_size == data.validation.rules.image_size == 64
     for num_classes, outputs in ((None, 8), (8, 8), (91, 91)):
         by_id = opened(train, validation, class_indices="category_id", num_classes=num_classes)
         assert by_id.classes.num_classes == outputs

@@ -44,7 +44,7 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
 
 @pytest.mark.slow
 def test_batches_do_not_depend_on_workers(tmp_path: Path) -> None:
-    dataset = one_box_dataset(tmp_path, train=True, replace_bad_images=True)
+    dataset = one_box_dataset(tmp_path, train=True, bad_image_limit=9)
     (tmp_path / "7.png").write_bytes(b"")  # replacements do not depend on workers either
     epochs = []
     for workers in (0, 2):

@@ -50,16 +50,17 @@ def voc_files() -> list[bytes]:
 
 def require_valid(part: LabelPart, size: tuple[int, int]) -> None:
     """Assert that the labels of one image are numbers inside it or nearly so."""
-    assert part.sizes.tolist() == [list(size)]
-    assert part.boxes_per_image.tolist() == [len(part.boxes)] == [len(part.classes)]
-    assert np.isfinite(part.boxes).all() and np.isfinite(part.areas).all()
-    assert (part.boxes[:, 2:] >= part.boxes[:, :2]).all()
+    boxes = part.boxes["xyxy"]
+    assert part.images["size"].tolist() == [list(size)]
+    assert part.images["boxes"].tolist() == [len(boxes)]
+    assert np.isfinite(boxes).all() and np.isfinite(part.boxes["area"]).all()
+    assert (boxes[:, 2:] >= boxes[:, :2]).all()
 
 
 def require_no_fault(part: LabelPart) -> None:
     """Raise InputError about the faults of a part."""
     console = make_console(quiet=True)
-    settle_faults(part.faults, part.counts.get("faults", 0), skip=False, console=console)
+    settle_faults(part.faults, part.counts["faults"], skip=False, console=console)
 
 
 def check_yolo(data: bytes, folder: Path) -> None:
@@ -83,7 +84,7 @@ def check_yolo(data: bytes, folder: Path) -> None:
     part = value_or_error(read, str(image.with_suffix(".txt")))
     if part is not None:
         require_valid(part, (WIDTH, HEIGHT))
-        assert set(part.classes) <= set(found.names)
+        assert set(part.boxes["category"]) <= set(found.names)
 
 
 def check_voc(data: bytes, folder: Path) -> None:
@@ -96,14 +97,14 @@ def check_voc(data: bytes, folder: Path) -> None:
     split = VocSplit("train", [file], folder, folder, listed, is_whole=True)
 
     def read() -> LabelPart:
-        part = read_files(split, None, False, [file])
+        part = read_files(split, None, False, "", [file])
         require_no_fault(part)
         return part
 
     part = value_or_error(read, str(file))
     if part is not None:
-        require_valid(part, (int(part.sizes[0, 0]), int(part.sizes[0, 1])))
-        assert all(part.classes)
+        require_valid(part, tuple(part.images["size"][0].tolist()))
+        assert all(part.boxes["category"])
 
 
 @functools.cache

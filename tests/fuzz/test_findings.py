@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from data.annotations import ClassMap
+from data.annotations import ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset, make_class_map
 from data.decoding import decode_image
-from data.formats.labels import PartBuilder, read_class_names, read_list
+from data.formats.labels import LabelPart, read_class_names, read_list
 from data.formats.voc import parse_xml
 from data.index import open_annotations, open_index
 from data.openimages.boxes import resolve_classes
@@ -167,13 +167,15 @@ def test_category_ids_that_would_need_a_billion_outputs_are_refused(tmp_path: Pa
     content = {**COCO, "annotations": [], "categories": [{"id": 2**62, "name": "far"}]}
     annotations = read_annotations(write_file(tmp_path / "a.json", json.dumps(content).encode()))
     with pytest.raises(InputError, match=r"data\.class_indices=contiguous"):
-        make_class_map(annotations, source="a.json", class_indices="category_id", num_classes=None)
+        make_class_map(
+            annotations, TrainingRules(image_size=64, class_indices="category_id"), source="a.json"
+        )
 
 
 def test_xml_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     file = write_file(tmp_path / "a.xml", b"<annotation>" + b"<a>" * 40_000)
     with pytest.raises(InputError, match=r"a\.xml: line 1: more than 20 elements"):
-        parse_xml(file, None, PartBuilder())
+        parse_xml(file, None, LabelPart())
 
 
 MANY = 100_000  # Classes: one more than a model may have
@@ -284,7 +286,7 @@ def test_a_name_in_an_index_may_be_anything(tmp_path: Path) -> None:
     index = open_index(index_with(tmp_path, file_names=files[:-12] + b"../1jpg2.png"))
     classes = ClassMap.contiguous(index.category_ids, index.category_names)
     with pytest.raises(InputError, match=r'file_name "\.\./1jpg": is outside of'):
-        DetectionDataset(index, tmp_path, classes, image_size=64, train=True)
+        DetectionDataset(index, tmp_path, classes, TrainingRules(image_size=64), train=True)
 
 
 @pytest.mark.parametrize("read", [decode_image, open_annotations])

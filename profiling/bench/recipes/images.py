@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import hflip, to_tensor
 
-from data.annotations import Annotations, ClassMap
+from data.annotations import Annotations, ClassMap, TrainingRules
 from data.dataset import DetectionDataset, SampleKey, collate
 from data.decoding import decode_image, open_image, open_image_file
 from data.loader import evaluation_loader
@@ -167,11 +167,13 @@ def photo_dataset(
         annotations,
         Path("/"),
         classes,
-        image_size=image_size,
+        TrainingRules(
+            image_size=image_size,
+            augmentation=(augmentation,),
+            skip_images_without_boxes=True,
+            decoder=decoder,
+        ),
         train=True,
-        augmentation=(augmentation,),
-        skip_images_without_boxes=True,
-        decoder=decoder,
     )
 
 

@@ -192,7 +192,7 @@ def test_classes_select_images_and_boxes(
     assert min(len(read.boxes[read.box_slice(index)]) for index in range(count)) >= 1
 
 
-@pytest.mark.parametrize(("name", "hint"), [("Cat", "did you mean cat"), ("zebra", "cat, dog")])
+@pytest.mark.parametrize(("name", "hint"), [("Cat", "did you mean 'cat'"), ("zebra", "cat, dog")])
 def test_unknown_class_is_refused(selected: Select, target: Path, name: str, hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         selected((name,))

@@ -1,6 +1,8 @@
 """COCO's format in other layouts of folders: the files of the splits, and their images."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,15 @@ def place(folder: Path, labels: str, images: str, *, prefix: str = "") -> None:
     made.annotations.unlink()
     made.images.rmdir()
     (folder / "made").rmdir()
+
+
+@contextmanager
+def changed(folder: Path) -> Iterator[dict[str, Any]]:
+    """Write a split as `train.json` and `images`, with the JSON as the context changes it."""
+    place(folder, "train.json", "images")
+    content = small_content()
+    yield content
+    write_json(folder / "train.json", content)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +129,9 @@ def test_nothing_outside_is_taken_for_an_image(tmp_path: Path) -> None:
 
 
 def test_two_names_of_one_image_are_refused(tmp_path: Path) -> None:
-    place(tmp_path, "train.json", "images")
-    content = small_content()
-    for image in content["images"]:
-        image["file_name"] = f"/upload/{image['id']}/0.jpg"
-    write_json(tmp_path / "train.json", content)
+    with changed(tmp_path) as content:
+        for image in content["images"]:
+            image["file_name"] = f"/upload/{image['id']}/0.jpg"
     message = error_message(read, tmp_path)
     assert "would both be" in message and message.count("0.jpg") == 3
 
@@ -152,12 +161,10 @@ def test_missing_images_are_refused_or_skipped(tmp_path: Path) -> None:
 
 
 def test_missing_sizes_are_those_of_the_images(tmp_path: Path) -> None:
-    place(tmp_path, "train.json", "images")
-    content = small_content()
-    content["images"][1]["width"] = None
-    del content["images"][2]["height"]
-    content["images"][3]["height"] = 0
-    write_json(tmp_path / "train.json", content)
+    with changed(tmp_path) as content:
+        content["images"][1]["width"] = None
+        del content["images"][2]["height"]
+        content["images"][3]["height"] = 0
     [split] = read(tmp_path)
     assert split.annotations.widths.tolist() == [64] * 6
     assert split.annotations.heights.tolist() == [48] * 6
@@ -170,14 +177,12 @@ def test_missing_sizes_are_those_of_the_images(tmp_path: Path) -> None:
 
 
 def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
-    place(tmp_path, "train.json", "images")
-    content = small_content()
-    content["annotations"][2]["bbox"] = None
-    content["annotations"][3]["bbox"] = []
-    content["annotations"][4]["image_id"] = 99
-    for row in (5, 11):  # all boxes of image 5
-        content["annotations"][row]["bbox"] = [1, 2, 3]
-    write_json(tmp_path / "train.json", content)
+    with changed(tmp_path) as content:
+        content["annotations"][2]["bbox"] = None
+        content["annotations"][3]["bbox"] = []
+        content["annotations"][4]["image_id"] = 99
+        for row in (5, 11):  # all boxes of image 5
+            content["annotations"][row]["bbox"] = [1, 2, 3]
     printed = io.StringIO()
     message = error_message(read, tmp_path, console=Console(file=printed))
     assert message.endswith(" (4 more, --skip-bad-labels leaves bad labels out)")
@@ -208,11 +213,9 @@ def test_root_of_roboflows_categories_is_no_class(tmp_path: Path, *, is_used: bo
 
 
 def test_classes_of_one_name_are_merged(tmp_path: Path) -> None:
-    place(tmp_path, "train.json", "images")
-    content = small_content()
-    for category, name in zip(content["categories"], ["Chair", "chair", "Chair"], strict=True):
-        category["name"] = name
-    write_json(tmp_path / "train.json", content)
+    with changed(tmp_path) as content:
+        for category, name in zip(content["categories"], ["Chair", "chair", "Chair"], strict=True):
+            category["name"] = name
     splits = read(tmp_path)
     [split] = merge_classes(splits, ["chair=Chair"])
     assert split.annotations.category_names == ("Chair", "Chair")
@@ -249,10 +252,9 @@ def test_split_is_named_by_words(file: str, expected: str) -> None:
 
 def test_chosen_classes_leave_out_images_of_others_only(tmp_path: Path) -> None:
     # Image n has boxes n and n + 6, of class n % 3 both.
-    place(tmp_path, "train.json", "images")
-    content = small_content()
-    content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 15]
-    write_json(tmp_path / "train.json", content)
+    with changed(tmp_path) as content:
+        boxes = content["annotations"]
+        content["annotations"] = [box for box in boxes if box["image_id"] != 15]
     [split] = select_classes(read(tmp_path), ["kind 9", "kind 3"])
     chosen = split.annotations
     assert chosen.category_names == ("kind 9", "kind 3")

@@ -63,11 +63,6 @@ def test_both_splits_are_written_with_findings_and_the_next_command(
     assert config.data.validation_images == tmp_path / "set" / "images" / "val"
     assert (config.data.class_indices, config.model.num_classes) == ("contiguous", None)
     assert not (out / "images").exists()
-
-
-def test_printed_command_verifies_the_converted_set(tmp_path: Path, run_here: RunHere) -> None:
-    out = tmp_path / "out"
-    done = run_here(main, "convert", yolo_set(tmp_path / "set"), "--from", "yolo", "--out", out)
     words = done.stdout.splitlines()[-1].split()
     done = run_here(main, *words[words.index("verify") :])
     assert done.returncode == 0 and "nothing stops training" in done.stdout
@@ -158,21 +153,22 @@ def test_images_are_copied_if_asked(tmp_path: Path, run_here: RunHere) -> None:
     assert run_here(main, *arguments, "--overwrite").returncode == 0
 
 
-def test_classes_are_merged(tmp_path: Path, run_here: RunHere) -> None:
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--merge-classes", f"{NAMES[2]}={NAMES[0]}"], NAMES[:2]),
+        (["--classes", "{}/wanted.txt"], (NAMES[2], NAMES[0])),
+    ],
+)
+def test_classes_are_merged_or_chosen(
+    tmp_path: Path, run_here: RunHere, options: list[str], names: tuple[str, ...]
+) -> None:
     source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
-    arguments = ("convert", source, "--from", "yolo", "--out", out, "--merge-classes")
-    done = run_here(main, *arguments, f"{NAMES[2]}={NAMES[0]}")
+    (tmp_path / "wanted.txt").write_text(f"{NAMES[2]}\n{NAMES[0]}\n", encoding="utf-8")
+    given = [text.format(tmp_path) for text in options]
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", out, *given)
     assert done.returncode == 0, done.stderr
-    assert read_annotations(out / "train.json").category_names == NAMES[:2]
-
-
-def test_classes_may_be_in_a_file(tmp_path: Path, run_here: RunHere) -> None:
-    source, out = yolo_set(tmp_path / "set"), tmp_path / "out"
-    listed = tmp_path / "wanted.txt"
-    listed.write_text(f"{NAMES[2]}\n{NAMES[0]}\n", encoding="utf-8")
-    done = run_here(main, "convert", source, "--from", "yolo", "--out", out, "--classes", listed)
-    assert done.returncode == 0, done.stderr
-    assert read_annotations(out / "train.json").category_names == (NAMES[2], NAMES[0])
+    assert read_annotations(out / "train.json").category_names == names
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit, LabelOptions, PartBuilder
+from data.formats.labels import LabelledSplit, LabelOptions, LabelPart
 from data.formats.voc import parse_xml, read_voc
 from tests.data.formats.written import (
     NAMES,
@@ -275,7 +275,7 @@ def test_elements_that_are_not_read_take_no_memory(tmp_path: Path, others: str) 
 
 def error_or_labels(file: Path) -> None:
     with suppress(InputError):
-        parse_xml(file, None, PartBuilder())
+        parse_xml(file, None, LabelPart())
 
 
 @pytest.mark.slow
@@ -401,7 +401,7 @@ def test_any_text_is_labels_or_one_line(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.xml"
     file.write_text("".join(parts), encoding="utf-8")
-    part = PartBuilder()
+    part = LabelPart()
     try:
         labels = parse_xml(file, None, part)
     except InputError as error:

@@ -60,28 +60,37 @@ def test_boxes_are_equal_within_the_formats_six_digits(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.sort(found.box_areas), np.sort(expected.box_areas), atol=1e-2)
 
 
-def test_image_without_file_of_labels_has_no_boxes(tmp_path: Path) -> None:
-    [split] = read(small_set(tmp_path))
-    assert np.diff(split.annotations.box_offsets).tolist() == [1, 0]
-    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
-    assert split.notes == ["images without a file of labels (no boxes): 1"]
+TRIANGLE, SQUARE = "2 0 0 1 0 0 1\n", "1 0.25 0.5 0.5 0.25 0.75 0.5 0.5 0.75\n"
+BOX, LABEL = [24, 12, 40, 36], "0 0.5 0.5 0.25 0.5\n"
+WITHOUT = "images without a file of labels (no boxes): 1"
 
 
-def test_empty_file_and_blank_lines_are_no_boxes(tmp_path: Path) -> None:
-    [split] = read(small_set(tmp_path, "\n  \n0.0 0.5 0.5 0.25 0.5\n\n"))
-    assert len(split.annotations.boxes) == 1
+@pytest.mark.parametrize(
+    ("text", "boxes", "areas"),
+    [
+        (LABEL.encode(), [BOX], [16 * 24]),
+        (LABEL.encode("utf-8-sig"), [BOX], [16 * 24]),
+        (LABEL.encode("utf-16"), [BOX], [16 * 24]),
+        (b"\n  \n0.0 0.5 0.5 0.25 0.5\n\n", [BOX], [16 * 24]),
+        # Half of the boxes: a square on its corner, and a triangle.
+        ((SQUARE + TRIANGLE).encode(), [[16, 12, 48, 36], [0, 0, 64, 48]], [384, 1536]),
+        # A single point in the centre, as some programs write it behind each box, is no triangle.
+        (b"0 0.5 0.5 0.25 0.5 0.5 0.5\n", [BOX], [16 * 24]),
+    ],
+)
+def test_boxes_of_a_file(
+    tmp_path: Path, text: bytes, boxes: list[list[float]], areas: list[float]
+) -> None:
+    file = small_set(tmp_path)
+    (tmp_path / "labels" / "train" / "a.txt").write_bytes(text)
+    [split] = read(file)
+    assert split.annotations.boxes.tolist() == boxes
+    assert split.annotations.box_areas.tolist() == areas
+    assert np.diff(split.annotations.box_offsets).tolist() == [len(boxes), 0]
+    polygons = "polygons (their enclosing boxes are taken): 2"
+    assert WITHOUT in split.notes and (polygons in split.notes) == (len(boxes) == 2)
     (tmp_path / "labels" / "train" / "b.txt").write_text("")
-    [split] = read(tmp_path)
-    assert split.notes == []
-
-
-def test_polygons_become_their_enclosing_boxes(tmp_path: Path) -> None:
-    rotated = "1 0.25 0.5 0.5 0.25 0.75 0.5 0.5 0.75\n2 0 0 1 0 0 1\n"
-    [split] = read(small_set(tmp_path, rotated))
-    assert split.annotations.boxes.tolist() == [[16, 12, 48, 36], [0, 0, 64, 48]]
-    # Half of the boxes: a square on its corner, and a triangle.
-    assert split.annotations.box_areas.tolist() == [32 * 24 / 2, 64 * 48 / 2]
-    assert "polygons (their enclosing boxes are taken): 2" in split.notes
+    assert WITHOUT not in read(tmp_path)[0].notes
 
 
 def point_lines(numbers: int, *, points: int, marks: bool, seed: int = 0) -> str:
@@ -110,12 +119,6 @@ def test_key_points_without_kpt_shape_are_recognized(
     file.write_text(f"{file.read_text()}kpt_shape: [{points}, {3 if marks else 2}]\n")
     [expected] = read(file)
     np.testing.assert_array_equal(found.annotations.boxes, expected.annotations.boxes)
-
-
-def test_single_point_in_the_centre_is_no_triangle(tmp_path: Path) -> None:
-    """As some programs write the centre of each box behind it."""
-    [split] = read(small_set(tmp_path, "0 0.5 0.5 0.25 0.5 0.5 0.5\n1 0.2 0.2 0.25 0.1 0.2 0.2\n"))
-    assert split.annotations.boxes[0].tolist() == [24, 12, 40, 36]
 
 
 @pytest.mark.parametrize("corners", [3, 4, 5])
@@ -191,14 +194,6 @@ def test_bad_labels_are_counted_and_skipped_if_asked(tmp_path: Path) -> None:
     assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_labels_of_windows_are_read(tmp_path: Path, encoding: str) -> None:
-    file = small_set(tmp_path)
-    (tmp_path / "labels" / "train" / "a.txt").write_bytes(LABEL.encode(encoding))
-    [split] = read(file)
-    assert split.annotations.boxes.tolist() == [[24, 12, 40, 36]]
-
-
 @pytest.mark.parametrize("content", ["no image", ""])
 def test_damaged_image_is_named(tmp_path: Path, content: str) -> None:
     file = small_set(tmp_path)
@@ -226,9 +221,6 @@ def test_set_is_read_from_its_own_folder(
     [split] = read(Path())
     assert np.diff(split.annotations.box_offsets).tolist() == [1, 0]
     assert split.notes == ["images without a file of labels (no boxes): 1"]
-
-
-LABEL = "0 0.5 0.5 0.25 0.5\n"
 
 
 def test_labels_without_an_image_are_counted(
@@ -432,11 +424,12 @@ def test_any_text_is_boxes_or_one_line_that_names_the_file(
     (folder / "a.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
     labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0, Reach.of(folder))
     part = read_labels(folder, labelled, ["a.png"])
-    assert len(part.boxes_per_image) == 1 and len(part.boxes) == part.boxes_per_image[0]
+    boxes = part.boxes["xyxy"]
     if part.faults:
         assert part.faults[0].startswith(str(folder / "a.txt"))
-    elif len(part.boxes):
-        assert np.isfinite(part.boxes).all() and (part.boxes[:, 2:] >= part.boxes[:, :2]).all()
+    else:
+        assert part.images["boxes"].tolist() == [len(boxes)]
+    assert np.isfinite(boxes).all() and (boxes[:, 2:] >= boxes[:, :2]).all()
     assert len(FIELDS) == 4
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image
 
 from data.annotations import Annotations, TextColumn
-from data.formats.labels import select_boxes
 
 NAMES = ("Cat", "dog <small>", "Große Ente")
 
@@ -46,7 +45,7 @@ def random_annotations(
 
 def without_crowds(annotations: Annotations) -> Annotations:
     """Return the annotations without boxes of groups, which YOLO's format does not have."""
-    return select_boxes(annotations, ~annotations.box_is_crowd)
+    return annotations.select(boxes=~annotations.box_is_crowd)
 
 
 def write_photos(folder: Path, annotations: Annotations) -> None:

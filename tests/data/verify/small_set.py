@@ -10,7 +10,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from common.options import check_outputs
-from data.annotations import Split
+from data.annotations import Split, TrainingRules
 from data.dataset import SampleKey, open_data
 from retinanet.verify_command import VerifyOptions, run
 from tests.data.samples import write_json
@@ -107,9 +107,8 @@ def train_on(
     **options: Any,
 ) -> int:
     """Read all samples of both splits as a run does; returns how many boxes they have."""
-    settings: dict[str, Any] = {"class_indices": "contiguous", "num_classes": None}
-    settings |= {"skip_images_without_boxes": True, **options}
-    opened = open_data(train, validation, image_size=IMAGE_SIZE, **settings)
+    settings: dict[str, Any] = {"skip_images_without_boxes": True, **options}
+    opened = open_data(train, validation, TrainingRules(image_size=IMAGE_SIZE, **settings))
     boxes = 0
     for dataset in (opened.train, opened.validation):
         for index in range(len(dataset)):

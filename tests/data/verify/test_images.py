@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from data.annotations import Split
+from data.annotations import Split, TrainingRules
 from data.dataset import open_data
 from data.decoding import decode_annotated, decode_image, is_resized_copy
 from data.findings import KINDS
@@ -158,14 +158,7 @@ def test_marked_photo_is_read_as_displayed(tmp_path: Path, *, is_marked: bool) -
     _, report = verify(config)
     kind = "image_turned" if is_marked else "image_orientation_unclear"
     assert counts(report) == {kind: 1}
-    data = open_data(
-        split,
-        split,
-        image_size=64,
-        class_indices="contiguous",
-        num_classes=None,
-        skip_images_without_boxes=False,
-    )
+    data = open_data(split, split, TrainingRules(image_size=64))
     pixels = decode_annotated(data.validation.annotations, split.images, 4).astype(int)
     difference = np.abs(pixels - (before if is_marked else before[::-1, ::-1])).mean()
     assert difference < 20  # saved twice as JPEG; the other way round it is above 60
@@ -300,7 +293,7 @@ def test_bad_image_limit_is_for_both_splits(tmp_path: Path, limit: int, code: in
     assert severities == dict.fromkeys(bad, "stops" if code else "mended")
     run = BadImages(limit)
     with pytest.raises(InputError) if code else nullcontext():
-        train_on(*both_splits(tmp_path), note=run.note, replace_bad_images=True)
+        train_on(*both_splits(tmp_path), note=run.note, bad_image_limit=9)
 
 
 def test_all_training_images_are_bad(tmp_path: Path) -> None:

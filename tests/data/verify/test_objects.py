@@ -15,7 +15,7 @@ from torchvision.ops import box_iou
 
 from common.charts import new_figure
 from common.errors import InputError
-from data.annotations import Resize
+from data.annotations import Resize, TrainingRules
 from data.coco_json import Entries, entries_of_index
 from data.findings import Findings
 from data.verify import objects
@@ -104,17 +104,16 @@ def test_boxes_are_counted_by_the_reason(rule: AnchorRule) -> None:
     at_anchor = [64 - 16, 64 - 16, 64 + 16, 64 + 16]
     small, elongated = [9, 9, 19, 19], [0, 50, 200, 60]
     entries = entries_with(np.array([at_anchor, small, elongated], float), sides=(SIZE, SIZE))
-    counts = describe_objects(entries, rule, image_size=SIZE, resize="square").counts(rule)
+    counts = describe_objects(entries, rule, TrainingRules(image_size=SIZE)).counts(rule)
     expected = {"boxes": 3, "below_iou": 2, "elongated": 1, "small": 1, "large": 0, "between": 0}
     assert counts == expected | {"without_overlap": 0}
     # The same at four times the size: the small box is as large as an anchor.
-    counts = describe_objects(entries, rule, image_size=4 * SIZE, resize="square").counts(rule)
+    counts = describe_objects(entries, rule, TrainingRules(image_size=4 * SIZE)).counts(rule)
     assert (counts["below_iou"], counts["elongated"], counts["small"]) == (1, 1, 0)
     counts = describe_objects(
         entries_with(np.array([[0.0, 0, SIZE, SIZE]]), sides=(SIZE, SIZE)),
         rule,
-        image_size=1600,
-        resize="square",
+        TrainingRules(image_size=1600),
     ).counts(rule)
     assert counts["large"] == counts["below_iou"] == 1
 
@@ -125,7 +124,7 @@ def test_shapes_are_those_on_the_networks_square(
 ) -> None:
     # A square box of a photo six times as wide as high.
     entries = entries_with(np.array([[0.0, 0, 90, 90]]), sides=(600, 100))
-    found = describe_objects(entries, rule, image_size=600, resize=resize)
+    found = describe_objects(entries, rule, TrainingRules(image_size=600, resize=resize))
     assert found.counts(rule)["elongated"] == elongated
     assert found.ratios.tolist() == pytest.approx([1 / 6 if elongated else 1.0])
 
@@ -137,8 +136,8 @@ def test_crowds_and_boxes_that_training_leaves_out_do_not_count(
     made.box_is_crowd[3] = True
     made.boxes[5, 2] = made.boxes[5, 0]
     entries = entries_of_index(made)
-    check_boxes(entries, Findings(), image_size=SIZE, resize="square")
-    assert len(describe_objects(entries, rule, image_size=SIZE, resize="square").sizes) == 18
+    check_boxes(entries, Findings(), TrainingRules(image_size=SIZE))
+    assert len(describe_objects(entries, rule, TrainingRules(image_size=SIZE)).sizes) == 18
 
 
 def fake_rule(is_low: Callable[[NDArray[np.float64], int], NDArray[np.bool_]]) -> AnchorRule:
@@ -155,7 +154,7 @@ def test_proposed_size_is_the_smallest_nearly_as_good_as_the_best() -> None:
     boxes = np.stack([np.zeros(100), np.zeros(100), sides, sides], axis=1).astype(float)
     entries = entries_with(boxes, sides=(1600, 1600))
     low = fake_rule(lambda boxes, size: boxes[:, 2] < 20)
-    proposal = propose_size(entries, low, current=800, resize="square")
+    proposal = propose_size(entries, low, TrainingRules(image_size=800))
     assert proposal.shares[1600] == pytest.approx(0.19)
     assert proposal.best == 1600
     # One more of the hundred boxes may lack an anchor: that of 20 pixels.
@@ -184,9 +183,9 @@ def test_proposed_size_has_a_price_that_can_be_paid(current: int, best: int) -> 
     boxes = np.array([[0, 0, 9, 9]], dtype=float)
     entries = entries_with(boxes, sides=(1600, 1600))
     never = fake_rule(lambda boxes, size: np.full(len(boxes), size < best))
-    proposal = propose_size(entries, never, current=current, resize="square")
+    proposal = propose_size(entries, never, TrainingRules(image_size=current))
     assert proposal.image_size == best and proposal.relative_time(best) <= 8
-    described = describe_objects(entries, never, image_size=current, resize="square")
+    described = describe_objects(entries, never, TrainingRules(image_size=current))
     line = next(line for line in format_proposal(proposal, described) if "proposed: " in line)
     price = f" (a step takes {(best / current) ** 2:.2g} times as long)" if best != current else ""
     assert f"data.image_size={best}{price}, the smallest" in line
@@ -208,14 +207,14 @@ def test_sample_of_many_boxes_is_near_all_of_them(
     boxes = boxes_of_all_kinds(4000, image_size=1000)
     entries = entries_with(boxes, sides=(1000, 1000))
     monkeypatch.setattr(objects, "SIZES", (256, 512))
-    whole = propose_size(entries, rule, current=256, resize="square")
+    whole = propose_size(entries, rule, TrainingRules(image_size=256))
     monkeypatch.setattr(objects, "SAMPLE", 1000)
-    sampled = propose_size(entries, rule, current=256, resize="square")
+    sampled = propose_size(entries, rule, TrainingRules(image_size=256))
     assert (whole.sampled, sampled.sampled) == (4000, 1000)
     for size in (256, 512):
         # Four deviations of a share of 1000.
         assert sampled.shares[size] == pytest.approx(whole.shares[size], abs=0.064)
-        described = describe_objects(entries, rule, image_size=size, resize="square")
+        described = describe_objects(entries, rule, TrainingRules(image_size=size))
         assert whole.shares[size] == described.counts(rule)["below_iou"] / 4000
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data.annotations import ClassMap, Resize
+from data.annotations import ClassMap, Resize, TrainingRules
 from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
@@ -50,7 +50,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataset:
     (folder / "labels.json").write_text(json.dumps(content))
     annotations = read_annotations(folder / "labels.json")
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, folder, classes, image_size=64, train=False)
+    return DetectionDataset(annotations, folder, classes, TrainingRules(image_size=64), train=False)
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,8 @@ def test_letterbox_detections_are_within_the_original_image(
         dataset.annotations,
         dataset.image_folder,
         dataset.class_map,
-        image_size=64,
+        TrainingRules(image_size=64, resize="letterbox"),
         train=False,
-        resize="letterbox",
     )
     [batch] = evaluation_loader(letterbox, batch_size=3)
     loader = evaluation_loader(letterbox, batch_size=3)

@@ -30,8 +30,8 @@ def test_both_splits_use_the_configured_decoder(
 ) -> None:
     default = open_small(tmp_path / "a")
     other = open_small(tmp_path / "a", "data.decoder=torchvision")
-    assert default.train.decoder == default.validation.decoder == "simplejpeg"
-    assert other.train.decoder == other.validation.decoder == "torchvision"
+    assert default.train.rules.decoder == default.validation.rules.decoder == "simplejpeg"
+    assert other.train.rules.decoder == other.validation.rules.decoder == "torchvision"
     key = SampleKey(0, seed=0)
     assert torch.equal(default.train[key].image, other.train[key].image)
     monkeypatch.delattr("data.decoding.to_rgb")  # Pillow's function, the fallback

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.files import read_json_lines
 from common.machine import peak_resident_mb
-from data.annotations import ClassMap
+from data.annotations import ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
@@ -50,7 +50,8 @@ def dataset(tmp_path: Path) -> DetectionDataset:
         Image.new("RGB", (80, 40), (90, 90, 90)).save(tmp_path / f"{image_id}.png")
     annotations = read_annotations(tmp_path / "labels.json")
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, tmp_path, classes, image_size=64, train=False)
+    rules = TrainingRules(image_size=64)
+    return DetectionDataset(annotations, tmp_path, classes, rules, train=False)
 
 
 def perfect(dataset: DetectionDataset) -> SplitResult:
