@@ -260,7 +260,7 @@ def test_an_index_whose_columns_do_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     "description",
-    [b'{"format": 2}', b'{"format": 2, "categories": [], "images": 2, "boxes": 3}', b"[" * 10**5],
+    [b'{"format": 3}', b'{"format": 3, "categories": [], "images": 2, "boxes": 3}', b"[" * 10**5],
     ids=itertools.count(),
 )
 def test_a_damaged_description_of_an_index_is_refused(description: bytes, tmp_path: Path) -> None:

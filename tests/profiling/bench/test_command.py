@@ -139,7 +139,10 @@ def test_real_steps_of_ours_and_of_torchvision(
     [
         ("--contestants=torch,tensorflow", "'tensorflow'"),
         ("--json=README.md", "README.md"),
-        *((f"--image-size={size}", "--image-size: expected a") for size in ("8", "100", "large")),
+        *(
+            (f"--image-size={size}", "--image-size: expected pixels")
+            for size in ("8", "100", "large")
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(argument: str, error: str, run_here: RunHere) -> None:
