@@ -26,7 +26,7 @@ RUN [ "$SERVING" = 0 ] || ./setup.sh serving
 
 COPY . .
 
-RUN .venv/bin/python -m retinanet compile \
+RUN .venv/bin/retinanet compile \
     && .venv/bin/python -m launch.image.prune .venv \
     && rm -rf .uv
 
@@ -63,4 +63,4 @@ ENV PATH=/app/.venv/bin:$PATH HOME=/home/retinanet MPLCONFIGDIR=/tmp/matplotlib 
 USER 1000:1000
 ENTRYPOINT ["tini", "-s", "--"]
 HEALTHCHECK --interval=60s --timeout=10s --start-period=5m CMD ["python", "-m", "launch.image.health"]
-CMD ["python", "train.py", "--config", "demo.yaml"]
+CMD ["retinanet", "train", "--config", "demo.yaml"]

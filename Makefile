@@ -23,7 +23,7 @@ FUZZ_TARGETS = annotations checkpoint config environment hosts image index log m
 # Without a compiler it takes longer; a line says so.
 demo: setup
 	@./setup.sh compiler || true
-	$(python) train.py --config demo.yaml --overwrite
+	$(environment)/bin/retinanet train --config demo.yaml --overwrite
 
 # First the tests that need one core, on a worker per core; then, whether or not those passed, the
 # tests that need the whole machine. docs/tests.md explains the tiers.
@@ -73,7 +73,7 @@ update: tools
 	$(resolve)/ipex.txt pyproject.toml --group ipex --group dev
 	for family in intel-mpi open-mpi; do $(resolve)/$$family.txt --group $$family || exit; done
 	$(MAKE) test environment=.venv-update PINS=.pins
-	.venv-update/bin/python -m profiling bench step --contestants torch --against $(python)
+	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
 	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
 
 tools:

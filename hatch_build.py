@@ -1,7 +1,7 @@
 """Build the wheel: the checkout's packages below one package, `retinanet` (common/program.py).
 
-Absolute imports of the moved packages get the prefix `retinanet.`, and texts name commands as they
-are called after `pip install`. All lines keep their numbers.
+Absolute imports of the moved packages get the prefix `retinanet.`, and texts name what an
+installation has in place of a checkout's scripts. All lines keep their numbers.
 """
 
 import ast
@@ -26,11 +26,6 @@ OF_CHECKOUTS = (
 """Of launch/: the image's scripts, and recipes that are run in a checkout or in the image."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled", *OF_CHECKOUTS)
 TEXTS = {
-    r"(?:\.venv/bin/)?python -m (data|launch)(?![.\w])": r"retinanet \1",
-    r"(?:\.venv/bin/)?python -m profiling(?![.\w])": "retinanet profile",
-    r"(?:\.venv/bin/)?python -m retinanet(?![.\w])": "retinanet",
-    r"(?<![\w/])(?:\.venv/bin/)?python train\.py\b": "retinanet train",
-    r"(?<![\w./])(?<!bin/python )train\.py\b": "retinanet train",  # not of another environment
     r"\./setup\.sh\b": "pip install .",
     r"`make serving`": "`pip install retinanet-cpu[serving]`",
     r"run `make ipex`": "run `make ipex` in a checkout",
@@ -116,7 +111,7 @@ def is_moved(module: str) -> bool:
 
 
 def as_installed(text: str) -> str:
-    """Return a text with commands as they are called after `pip install`."""
+    """Return a text with what an installation has."""
     for checkout, installed in TEXTS.items():
         text = re.sub(checkout, installed, text)
     return text

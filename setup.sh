@@ -52,6 +52,12 @@ run_uv() {
     env UV_PYTHON="$python" UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1 UV_SYSTEM_CERTS=1 ${index:+UV_DEFAULT_INDEX="$index"} "${uv:-.uv/bin/uv}" "$@"
 }
 
+write_program() { # PATH: for this checkout; sh reads two lines and Python all, since a path may have spaces
+    rm -f "$1" # it may be a link
+    printf '%s\n' '#!/bin/sh' "'''exec' \"${1%/*}/python\" \"\$0\" \"\$@\" # '''" 'import sys' "sys.path[0] = \"$PWD\"" \
+        'from retinanet.__main__ import run' 'sys.exit(run())' >"$1" && chmod +x "$1"
+}
+
 install_packages() { # ENVIRONMENT FILE
     local environment=$1 name=${2##*/} file=${PINS:-.}/$2 marker made=$1/.setup-index index wanted options=(--strict --no-deps)
     marker=$1/.setup-${name%.txt} wanted=$(sha256sum <"$file") index=${TORCH_INDEX:-$(cat "$made" 2>/dev/null || true)} # that of its first call
@@ -63,7 +69,9 @@ install_packages() { # ENVIRONMENT FILE
         rm -rf "$environment" && mkdir -p "$environment" && touch "$environment/.setup-started"
         run_uv venv --quiet --seed --no-project --allow-existing "$environment"
         printf '%s' "$index" >"$made"
-    elif [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
+    fi
+    [[ $environment = *-mpi ]] || write_program "$(cd "$environment/bin" && pwd)/retinanet"
+    if [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
         [ "$2" = requirements.txt ] && options+=(--quiet) || return 0 # `make setup` mends what was changed by hand
     fi
     # CPU-only wheels need no libraries of GPUs. Their index has old versions of other packages too, hence best-match.

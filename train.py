@@ -1,9 +1,9 @@
 """Train RetinaNet-ResNeXt50 on CPUs: configuration → ranks → data → model → steps → evaluation.
 
-python train.py                                          # synthetic data, minutes
-python train.py --config coco.yaml data.root=/data/coco  # COCO 2017
-python train.py --config coco.yaml --resume              # continue after an interruption
-mpirun -np 8 python train.py --config openimages.yaml    # 8 ranks, each pins itself to its cores
+retinanet train                                          # synthetic data, minutes
+retinanet train --config coco.yaml data.root=/data/coco  # COCO 2017
+retinanet train --config coco.yaml --resume              # continue after an interruption
+mpirun -np 8 retinanet train --config openimages.yaml    # 8 ranks, each pins itself to its cores
 """
 
 import os

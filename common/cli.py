@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
 from common.options import add_options, check_outputs, take_options
-from common.program import command_words, module_name
+from common.program import PROGRAM, command_words, console_script, module_name
 from common.streams import lost_output, open_streams
 
 MOST = 10**9  # of steps, seconds, images
@@ -70,10 +70,6 @@ def load_function(target: str) -> Callable[..., Any]:
     return function
 
 
-PROGRAM = "retinanet"
-"""The console script, which has all commands."""
-
-
 def is_console_script() -> bool:
     """Return whether this program was started as `retinanet`, and not by `python`."""
     return Path(sys.argv[0]).name == PROGRAM
@@ -88,10 +84,12 @@ takes the options as keyword arguments and returns the exit code.
 """
 
 
-def run_command_group(*, prog: str, description: str, commands: Commands) -> int:
-    """Parse `prog COMMAND …`, run that command, and return its exit code."""
+def run_command_group(name: str, description: str, commands: Commands) -> int:
+    """Parse the words after `retinanet NAME`, run that command, and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"{PROGRAM} {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_commands(parser, commands, sys.argv[1:])
     return run_parsed(parser)
@@ -200,14 +198,13 @@ def resuming_command(launcher: Sequence[str] = ()) -> str:
 
 def installed(program: str) -> str:
     """Return the path of a program of this environment as typed here: `.venv/bin/python`."""
-    # Links stay: `.venv/bin/python` is a link to an interpreter that lacks the packages of `.venv`.
-    path = Path(sys.executable).with_name(program)
+    path = console_script().with_name(program)
     folder = Path.cwd()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def installed_command(group: str) -> list[str]:
-    """Return `command_words`, with its program as `installed`: `.venv/bin/python -m data`."""
+    """Return `command_words`, with its program as `installed`: `.venv/bin/retinanet data`."""
     return command_words(group, locate=installed)
 
 

@@ -60,7 +60,7 @@ MACHINE_FLAGS = {
 }
 CODE = Path(__file__).resolve().parent
 COMPILED_AHEAD = ((IS_INSTALLED and user_cache()) or CODE) / "compiled"
-"""The folder of `python -m retinanet compile`: beside the code of a checkout, for all its users.
+"""The folder of `retinanet compile`: beside the code of a checkout, for all its users.
 
 In site-packages, pip would not know these files, so an installed wheel takes the user's cache.
 """

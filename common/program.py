@@ -4,10 +4,9 @@ In a checkout, and in an editable installation of it, the packages `common`, `da
 `profiling` and the script `train.py` are imported under these names, from the repository. In an
 installed wheel they are parts of the package `retinanet` (`retinanet.data`), because site-packages
 belongs to all programs of an environment, which may have packages of such names. The build rewrites
-imports, and commands in texts (hatch_build.py); what is composed at run time is made here.
+imports (hatch_build.py); names that are composed at run time are made here.
 """
 
-import os
 import sys
 import tomllib
 from collections.abc import Callable
@@ -22,6 +21,8 @@ FOLDER = Path(__file__).resolve().parents[1]
 IMPORT_FOLDER = FOLDER.parent if IS_INSTALLED else FOLDER
 """The folder that is on Python's path: the repository, or site-packages."""
 DISTRIBUTION = "retinanet-cpu"
+PROGRAM = "retinanet"
+"""The console script, which has all commands."""
 GROUPS = {"retinanet": (), "profiling": ("profile",)}
 """The words after `retinanet` for a package's commands, where they are not its name."""
 
@@ -69,41 +70,22 @@ def train_command() -> list[str]:
     return [sys.executable, str(FOLDER / "train.py")]
 
 
-def train_words() -> list[str]:
-    """Return the command of a rank as users type it, for launchers that find the Python."""
-    if IS_INSTALLED:
-        return ["retinanet", "train"]
-    return ["train.py" if is_in_checkout() else str(FOLDER / "train.py")]
-
-
 def command_words(group: str, *, locate: Callable[[str], str] = str) -> list[str]:
-    """Return how a command begins as users type it here: `python -m data`, or `retinanet data`.
+    """Return how a command begins as users type it here: `retinanet data`.
 
     `group` is `data`, `launch`, `profiling`, `retinanet` or `train`. `locate` turns the program's
-    name into its path. The command is right in the present working directory, which may be any: a
-    checkout's modules are found there only if it is the checkout, or an editable installation.
+    name into its path. An environment that setup.sh or pip made has the program. Without it the
+    command is right in the present working directory, where a checkout may not be found.
     """
-    if IS_INSTALLED:
-        return [locate("retinanet"), *GROUPS.get(group, (group,))]
-    if group == "train":
-        return [locate("python"), *train_words()]
-    path = [] if is_in_checkout() or is_on_path() else ["env", f"PYTHONPATH={FOLDER}"]
-    return [*path, locate("python"), "-m", group]
+    words = GROUPS.get(group, (group,))
+    if console_script().is_file():
+        return [locate(PROGRAM), *words]
+    is_here = Path("common", "program.py").resolve() == Path(__file__).resolve()
+    path = [] if is_here else ["env", f"PYTHONPATH={FOLDER}"]
+    return [*path, locate("python"), "-m", PROGRAM, *words]
 
 
-def is_in_checkout() -> bool:
-    """Return whether the working directory is the checkout, which `python -m` looks in first.
-
-    A folder with links to the checkout's packages counts as well.
-    """
-    return Path("common", "program.py").resolve() == Path(__file__).resolve()
-
-
-def is_on_path() -> bool:
-    """Return whether this Python finds the checkout's modules from any working directory."""
-    # The first entry is the folder of the script, such as the checkout for its train.py. What comes
-    # from the environment may be of this process alone: `env PYTHONPATH=… python -m data`.
-    passing = [*sys.path[:1], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return any(
-        entry and Path(entry).resolve() == FOLDER for entry in sys.path[1:] if entry not in passing
-    )
+def console_script() -> Path:
+    """Return the place of the program `retinanet` beside this Python."""
+    # Links stay: `.venv/bin/python` is a link to an interpreter without the packages of `.venv`.
+    return Path(sys.executable).with_name(PROGRAM)

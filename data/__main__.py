@@ -1,6 +1,7 @@
 """Download, split, index, verify, show and benchmark data sets."""
 
 import sys
+from functools import partial
 
 from common.cli import run_command, run_command_group
 
@@ -29,11 +30,7 @@ COMMANDS = {
     ),
 }
 
-
-def main() -> int:
-    """Run the command of the command line; return the exit code."""
-    return run_command_group(prog="python -m data", description=__doc__ or "", commands=COMMANDS)
-
+main = partial(run_command_group, "data", __doc__, COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

@@ -38,9 +38,9 @@ READERS: dict[str, Reader] = {"yolo": read_yolo, "voc": read_voc, "coco": read_c
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
 
-  python -m data convert my-photos/data.yaml --from yolo --out converted
-  python -m data convert VOCdevkit/VOC2012 --from voc --out converted
-  python -m data convert my-export --from coco --classes Cat Dog --out converted
+  retinanet data convert my-photos/data.yaml --from yolo --out converted
+  retinanet data convert VOCdevkit/VOC2012 --from voc --out converted
+  retinanet data convert my-export --from coco --classes Cat Dog --out converted
 
 With --from, the labels of each split become DIR/train.json, DIR/validation.json, …, and what
 `data verify` finds in them is printed. All faulty labels are printed; they end the command, unless
@@ -54,10 +54,10 @@ Without --from, an index is made: columns that are memory-mapped instead of pars
 the index of its JSON file at its first start. This command creates it beforehand, and creates
 MLPerf's JSON file from OpenImages' CSV files.
 
-  python -m data convert /data/coco                     both splits of a data set's folder
-  python -m data convert labels.json                    index in labels.json.index/
-  python -m data convert labels.json --out labels       index in labels/, for data.train_annotations
-  python -m data convert oidv6-train-annotations-bbox.csv \\
+  retinanet data convert /data/coco                     both splits of a data set's folder
+  retinanet data convert labels.json                    index in labels.json.index/
+  retinanet data convert labels.json --out labels       index in labels/, for data.train_annotations
+  retinanet data convert oidv6-train-annotations-bbox.csv \\
       --class-descriptions class-descriptions-boxable.csv --images train/data \\
       --out train/labels/openimages-mlperf.json         MLPerf's 264 classes, then its index
 """
@@ -65,7 +65,7 @@ MLPerf's JSON file from OpenImages' CSV files.
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """The options of `python -m data convert`."""
+    """The options of `retinanet data convert`."""
 
     labels: LabelOptions = included(LabelOptions)
     from_format: str | None = option(

@@ -93,7 +93,7 @@ class DetectionDataset(Dataset[Sample]):
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         if rules.bad_image_limit is None:
-            # One file is enough to notice a wrong folder; `python -m data verify` checks all.
+            # One file is enough to notice a wrong folder; `retinanet data verify` checks all.
             first = image_path(image_folder, annotations.file_names[0])
             advice = "check the folder of images and file_name"
             try:
@@ -199,7 +199,7 @@ class DetectionDataset(Dataset[Sample]):
                 problems.append(str(error))
         raise InputError(
             f"{problems[-1]}; {REPLACEMENTS_TRIED} images before it could not be read either; "
-            "check the folder of images, or run `python -m data verify`"
+            "check the folder of images, or run `retinanet data verify`"
         )
 
     def _objects(self, row: int) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 """Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
 DECODERS = ("simplejpeg", "torchvision", "pillow")
-"""The fastest first, as measured on photos (`python -m data bench`); `auto` takes the first that
+"""The fastest first, as measured on photos (`retinanet data bench`); `auto` takes the first that
 works."""
 HOW_TO_INSTALL = {
     "simplejpeg": "run `.venv/bin/pip install simplejpeg`",

@@ -178,13 +178,13 @@ KINDS = {
     "file_name_leaves_folder": Kind(
         STOPS,
         "a file name is outside the folder of images: convert shortens it to one inside",
-        "{entry}: expected {expected}, found {found}; python -m data convert --from coco shortens "
+        "{entry}: expected {expected}, found {found}; retinanet data convert --from coco shortens "
         "it to a file inside",
     ),
     "image_size_missing": Kind(
         STOPS,
         "width or height is missing: convert takes it from the image",
-        "{entry}: expected {expected}, found {found}; python -m data convert --from coco reads it "
+        "{entry}: expected {expected}, found {found}; retinanet data convert --from coco reads it "
         "from the image",
     ),
     "image_size_invalid": Kind(STOPS, "width or height is not a positive integer"),

@@ -225,7 +225,7 @@ def index_of_folder(folder: Path) -> FoundIndex:
         if current is None:
             raise InputError(
                 f"{folder}: neither a JSON file nor an index; give annotations in COCO's format, "
-                "or a folder that `python -m data convert` made"
+                "or a folder that `retinanet data convert` made"
             )
         folder = folder / current["index"]
     return FoundIndex(open_index(folder), folder, was_made=False)

@@ -3,8 +3,8 @@
 Reads the COCO-format JSON file that a labelling tool exports, and writes DIR/train.json and
 DIR/validation.json. The images and the original file are not changed.
 
-  python -m data split my-photos/annotations/instances_default.json --out my-photos
-  python -m data split result.json --out splits --validation 0.1 --seed 7
+  retinanet data split my-photos/annotations/instances_default.json --out my-photos
+  retinanet data split result.json --out splits --validation 0.1 --seed 7
 
 Images are assigned at random, with stratification: each class has its share of the images in both
 files, and a class with two images has one in each, as far as the sizes allow (iterative
@@ -49,7 +49,7 @@ share = partial(number_that, lambda x: 0 < x < 1, "a share between 0 and 1")
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions:
-    """The options of `python -m data split`."""
+    """The options of `retinanet data split`."""
 
     annotations: Path = argument("annotations, COCO format", metavar="JSON")
     out: Path = option("folder for both files", metavar="DIR")

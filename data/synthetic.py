@@ -5,9 +5,9 @@ DIR/images and DIR/annotations/instances_default.json. Six classes, with names f
 With --varied, objects of any colour are near or far, by day or by night, among other shapes: a
 detector needs many such images, or augmentation.
 
-  python -m data scenes --out my-photos
-  python -m data scenes --out my-photos --images 1000 --seed 7
-  python -m data scenes --out hard-photos --images 100 --varied
+  retinanet data scenes --out my-photos
+  retinanet data scenes --out my-photos --images 1000 --seed 7
+  retinanet data scenes --out hard-photos --images 100 --varied
 """
 
 import argparse
@@ -31,7 +31,7 @@ from common.options import flag, option
 
 @dataclass(frozen=True, kw_only=True)
 class ScenesOptions:
-    """The options of `python -m data scenes`."""
+    """The options of `retinanet data scenes`."""
 
     out: Path = option("folder to create; must not exist", metavar="DIR")
     images: int = option("number of images", default=300, parse=positive, metavar="N")

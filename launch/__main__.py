@@ -1,6 +1,7 @@
 """Plan, start and measure ranks."""
 
 import sys
+from functools import partial
 
 from common.cli import run_command, run_command_group
 
@@ -21,11 +22,7 @@ COMMANDS = {
     ),
 }
 
-
-def main() -> int:
-    """Run the command of the command line; return the exit code."""
-    return run_command_group(prog="python -m launch", description=__doc__ or "", commands=COMMANDS)
-
+main = partial(run_command_group, "launch", __doc__, COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from common.errors import InputError
 from common.processes import finished
+from common.program import PROGRAM, console_script
 from launch.hosts import BATCH_SYSTEMS
 from launch.ranks import Ranks, launcher_named
 
@@ -187,8 +188,9 @@ def by_this_python(command: Sequence[str]) -> list[str]:
         return [sys.executable, *command]
     if first in ("python", "python3"):
         return [sys.executable, *arguments]
-    if first == "retinanet":  # other hosts may not have it on PATH
-        return [sys.executable, "-m", *command]
+    if first == PROGRAM:  # other hosts may not have it on PATH
+        script = console_script()
+        return [str(script), *arguments] if script.is_file() else [sys.executable, "-m", *command]
     return list(command)
 
 

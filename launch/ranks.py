@@ -44,7 +44,7 @@ class Launcher:
     signs: tuple[str, ...] = ()  # Counts only where one of these is set too
     derive: Callable[[Variables], Variables] = dict
     """Adds the variables that the launcher has in another form."""
-    unbound: str = "python train.py without taskset or numactl"
+    unbound: str = "retinanet train without taskset or numactl"
     """How to start ranks that are not bound to cores."""
     start: str = ""  # Starts so many ranks; empty: several commands, or a cluster's own
     ranks_option: str = ANY_RANKS_OPTION  # Sets the ranks of a host
@@ -243,7 +243,7 @@ def slurm_ranks(environment: Variables) -> Ranks:
         if node >= len(tasks) or sum(tasks) != number(environment, size):
             raise InputError(
                 f"{per_node}={environment[per_node]}: does not agree with SLURM_NODEID={node} and "
-                f"{size}={environment[size]}; start with srun python train.py …"
+                f"{size}={environment[size]}; start with srun retinanet train …"
             )
         counted[per_node] = str(tasks[node])
     return checked(
@@ -259,7 +259,7 @@ def tasks_per_node(environment: Variables, name: str) -> list[int]:
         if match is None:
             raise InputError(
                 f"{name}={environment.get(name, '')}: expected a count for each host, such as "
-                "2(x3),1; start with srun python train.py …"
+                "2(x3),1; start with srun retinanet train …"
             )
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks

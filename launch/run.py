@@ -3,14 +3,14 @@
 Uses the cluster's mpirun if one is on PATH, otherwise MPICH of this environment. The options are
 the same for MPICH, Intel MPI and Open MPI:
 
-  python -m launch run --np 8 -- train.py --config openimages.yaml data.root=/data/openimages
-  python -m launch run --np 16 --hosts node1,node2 -- train.py --config openimages.yaml
-  python -m launch run --np 12 --hosts node1:8,node2:4 -- train.py --config openimages.yaml
-  python -m launch run --np 16 --hostfile hosts -- train.py --config openimages.yaml
-  python -m launch run --np 8 --dry-run -- train.py --config openimages.yaml    # only print it
+  retinanet launch run --np 8 -- retinanet train --config openimages.yaml data.root=/data/openimages
+  retinanet launch run --np 16 --hosts node1,node2 -- retinanet train --config openimages.yaml
+  retinanet launch run --np 12 --hosts node1:8,node2:4 -- retinanet train --config openimages.yaml
+  retinanet launch run --np 16 --hostfile hosts -- retinanet train --config openimages.yaml
+  retinanet launch run --np 8 --dry-run -- retinanet train --config openimages.yaml  # only print it
 
 The launcher binds no rank to cores: each rank pins itself to its part of its host, as shown by
-`python -m launch plan`. Scripts, `python …` and `retinanet …` run with the Python of this
+`retinanet launch plan`. Scripts, `python …` and `retinanet …` run with the Python of this
 environment; every host must have both at the same path, and allow ssh from this host without a
 password. Without --hosts, ranks start on this host, or on the hosts of the batch job (Slurm, PBS,
 LSF).
@@ -65,12 +65,12 @@ from launch.rendezvous import interface_addresses
 from launch.waiting import BEAT_S, NOTE_S, write_line
 
 STARTED_BY_US = "RETINANET_LAUNCH_RUN"
-"""Set in ranks of `python -m launch run`, which sends the signal that the mpirun needs."""
+"""Set in ranks of `retinanet launch run`, which sends the signal that the mpirun needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of `python -m launch run`."""
+    """The options of `retinanet launch run`."""
 
     ranks: int = option("ranks on all hosts", name="--np", parse=number_of_ranks, metavar="N")
     where: Where = included(Where)
@@ -81,7 +81,7 @@ class RunOptions:
 
 
 def add_run_command(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `run` to the commands of `python -m launch`."""
+    """Add `run` to the commands of `retinanet launch`."""
     parser = add_command(kinds, "run", about=__doc__ or "", options=RunOptions, run=run_ranks)
     parser.usage = "%(prog)s --np N [options] -- COMMAND …"
 
@@ -92,11 +92,11 @@ def run_ranks(options: RunOptions) -> int:
     ranks_by_host = options.where.ranks_by_host(options.ranks)
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
-        raise InputError("no command to run; add -- train.py --config NAME, or another command")
+        raise InputError("no command to run; add -- retinanet train, or another command")
     if program[0].startswith("-"):
         raise InputError(
-            f"{program[0]}: expected a command after --, such as train.py; give options of run "
-            "before --"
+            f"{program[0]}: expected a command after --, such as retinanet train; give options "
+            "of run before --"
         )
     if program[0].endswith(".py") and not Path(program[0]).is_file():
         raise InputError(f"{program[0]}: no such file in {Path.cwd()}; give the script's path")
@@ -134,7 +134,7 @@ def stopping_notes(ranks: Ranks, environment: Mapping[str, str]) -> tuple[str, .
         return ()
     return (
         "open-mpi: mpirun kills ranks 0.5 to 2 s after Ctrl-C or SIGTERM, too early for a "
-        "checkpoint; stop it with kill -USR1, or start it with python -m launch run",
+        "checkpoint; stop it with kill -USR1, or start it with retinanet launch run",
     )
 
 

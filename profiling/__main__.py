@@ -1,10 +1,11 @@
 """ProfileDNN: analyze where the time of a CPU training step is spent, and what is possible.
 
-python train.py profile.onednn.steps=20-22         # a run writes oneDNN's log of some steps
-python -m profiling stats runs/demo/onednn/rank0.log --out stats
+retinanet train profile.onednn.steps=20-22         # a run writes oneDNN's log of some steps
+retinanet profile stats runs/demo/onednn/rank0.log --out stats
 """
 
 import sys
+from functools import partial
 
 from common.cli import run_command, run_command_group
 
@@ -22,28 +23,16 @@ COMMANDS = {
         "run each problem of a log again, alone",
     ),
     "peaks": ("profiling.peaks:add_peaks", "measure the peak rates of this machine"),
-    "trace": (
-        "profiling.trace.command:add_trace",
-        "analyze a trace of torch.profiler",
-    ),
+    "trace": ("profiling.trace.command:add_trace", "analyze a trace of torch.profiler"),
     "layers": (
         "profiling.layers.command:add_layers",
         "time each layer of a network, forward and backward",
     ),
     "bench": ("profiling.bench.command:add_bench", "benchmarks of alternatives, run in turn"),
-    "ablate": (
-        "profiling.ablate.command:add_ablate",
-        "measure the paper's ablations here",
-    ),
+    "ablate": ("profiling.ablate.command:add_ablate", "measure the paper's ablations here"),
 }
 
-
-def main() -> int:
-    """Run the command of the command line; return the exit code."""
-    return run_command_group(
-        prog="python -m profiling", description=__doc__ or "", commands=COMMANDS
-    )
-
+main = partial(run_command_group, "profile", __doc__, COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(run_command(main))

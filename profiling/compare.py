@@ -1,4 +1,4 @@
-"""`python -m profiling compare`: two logs side by side, matched by the work given to oneDNN.
+"""`retinanet profile compare`: two logs side by side, matched by the work given to oneDNN.
 
 Work is matched by kind, direction, shape, algorithm and types; implementations and layouts may
 differ. Work that only one side does, or does more often, comes first. `--fail-if` is for scripts:
@@ -46,14 +46,14 @@ of the first log divided by that of the second:
 files in --out DIR: comparison.csv, comparison.png, comparison.svg
 
 examples:
-  python -m profiling compare ours.log reference.log
-  python -m profiling compare runs/openimages/onednn runs/coco/onednn --names openimages,coco
-  python -m profiling compare new.log old.log --fail-if 'total > 1.1' --fail-if 'calls > 1'"""
+  retinanet profile compare ours.log reference.log
+  retinanet profile compare runs/openimages/onednn runs/coco/onednn --names openimages,coco
+  retinanet profile compare new.log old.log --fail-if 'total > 1.1' --fail-if 'calls > 1'"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The options of `python -m profiling compare`."""
+    """The options of `retinanet profile compare`."""
 
     first: Path = argument("a log or a folder of logs", metavar="LOG")
     second: Path = argument("the log or folder of logs to compare with", metavar="REFERENCE")

@@ -1,4 +1,4 @@
-"""`python -m profiling efficiency`: a run's primitives against the same primitives alone.
+"""`retinanet profile efficiency`: a run's primitives against the same primitives alone.
 
 "benchDNN.sh runs each primitive operation multiple times and takes the average; efficiency.py takes
 a weighted sum of all operations' time by the number of calls and produces an efficiency ratio"
@@ -67,11 +67,11 @@ files in --out DIR:
 
 EXAMPLES = """\
 examples:
-  python train.py profile.onednn.steps=20-22               # writes runs/demo/onednn/rank0.log
-  python -m profiling efficiency runs/demo/onednn/rank0.log --out efficiency
-  python -m profiling efficiency onednn.log --steps 100 --images-a-step 32
-  python -m profiling efficiency onednn.log --benchdnn ~/oneDNN/build/tests/benchdnn/benchdnn
-  python -m profiling efficiency onednn.log --replay replay.json --peaks peaks.json"""
+  retinanet train profile.onednn.steps=20-22               # writes runs/demo/onednn/rank0.log
+  retinanet profile efficiency runs/demo/onednn/rank0.log --out efficiency
+  retinanet profile efficiency onednn.log --steps 100 --images-a-step 32
+  retinanet profile efficiency onednn.log --benchdnn ~/oneDNN/build/tests/benchdnn/benchdnn
+  retinanet profile efficiency onednn.log --replay replay.json --peaks peaks.json"""
 
 OUTPUTS = ("efficiency.csv", *chart_names("efficiency"), "replay.json", "peaks.json")
 """Written to `--out`."""
@@ -79,7 +79,7 @@ OUTPUTS = ("efficiency.csv", *chart_names("efficiency"), "replay.json", "peaks.j
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyOptions:
-    """The options of `python -m profiling efficiency`."""
+    """The options of `retinanet profile efficiency`."""
 
     logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
     replay: Path | None = option(

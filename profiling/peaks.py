@@ -1,4 +1,4 @@
-"""`python -m profiling peaks`: the peak rates of this machine. Loads no torch.
+"""`retinanet profile peaks`: the peak rates of this machine. Loads no torch.
 
 A worker measures (`common.processes.JsonWorker`, with `profiling.peaks_measure`), so that the
 caller needs no torch. A JSON file holds the peaks for other commands, whose option `--peaks` is
@@ -42,15 +42,15 @@ seconds. Run it on an idle machine."""
 
 EXAMPLES = """\
 examples:
-  python -m profiling peaks                              # all cores
-  python -m profiling peaks --threads 28                 # the threads of one rank
-  python -m profiling peaks --json peaks.json            # also for machines without torch
-  numactl --cpunodebind=0 python -m profiling peaks      # the cores of one memory node"""
+  retinanet profile peaks                              # all cores
+  retinanet profile peaks --threads 28                 # the threads of one rank
+  retinanet profile peaks --json peaks.json            # also for machines without torch
+  numactl --cpunodebind=0 retinanet profile peaks      # the cores of one memory node"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeaksOptions:
-    """The options of `python -m profiling peaks`."""
+    """The options of `retinanet profile peaks`."""
 
     threads: int | None = option(
         "compute threads, one per core (default: all cores that this process may use)",
@@ -121,7 +121,7 @@ class Peaks:
 
 
 STORED = TypeAdapter(Peaks)
-ADVICE = "write one with python -m profiling peaks --json FILE"
+ADVICE = "write one with retinanet profile peaks --json FILE"
 
 
 def save(peaks: Peaks, file: Path) -> None:
@@ -225,7 +225,7 @@ def cautions_of_peaks(peaks: Peaks | None, log: OneDnnLog) -> list[str]:
         counts = " and ".join(map(str, threads))
         cautions.append(
             f"peaks: threads: {counts} in the log, {peaks.threads} in the measurement of peaks; "
-            f"measure them with python -m profiling peaks --threads {threads[0]} --json FILE"
+            f"measure them with retinanet profile peaks --threads {threads[0]} --json FILE"
         )
     return [*cautions, *(f"peaks: {note}" for note in peaks.notes)]
 
@@ -265,7 +265,7 @@ def measure_peaks(
     if find_spec("torch") is None:
         raise InputError(
             "peaks cannot be measured: torch is not installed in this environment; run "
-            "python -m profiling peaks --json FILE where it is, and copy the file"
+            "retinanet profile peaks --json FILE where it is, and copy the file"
         )
     try:
         with closing(JsonWorker("profiling.peaks", asdict(share))) as worker:
@@ -283,7 +283,7 @@ NONE = "none"
 def peaks_option() -> Any:
     """Return the field of `--peaks`, for `choose_peaks`."""
     what = (
-        "peak rates written by `python -m profiling peaks --json FILE`; `none`: use no peaks "
+        "peak rates written by `retinanet profile peaks --json FILE`; `none`: use no peaks "
         "(default: measure this machine, with the log's number of threads)"
     )
     return option(what, default=MEASURE, metavar="FILE")

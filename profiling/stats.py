@@ -1,4 +1,4 @@
-"""`python -m profiling stats`: a log's problems as one table, summed up in tables and charts.
+"""`retinanet profile stats`: a log's problems as one table, summed up in tables and charts.
 
 A row of `primitives.csv` is a distinct problem; `parameters.csv` has the same problems in the terms
 of Fu et al. 2023, Table 2; the chart of where oneDNN's time goes is their Figure 2. The roofline
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   ONEDNN_VERBOSE=1 python anything.py > onednn.log       # any program that uses oneDNN
-  python -m profiling stats onednn.log
-  python -m profiling stats runs/coco/onednn/rank*.log --out coco-stats
-  python -m profiling stats onednn.log --out stats --peaks peaks.json"""
+  retinanet profile stats onednn.log
+  retinanet profile stats runs/coco/onednn/rank*.log --out coco-stats
+  retinanet profile stats onednn.log --out stats --peaks peaks.json"""
 
 FILES = """\
 files in --out DIR:
@@ -63,7 +63,7 @@ CHARTS = ("distribution", "roofline")
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions:
-    """The options of `python -m profiling stats`."""
+    """The options of `retinanet profile stats`."""
 
     logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
     peaks: str = peaks_option()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.cli import (
-    PROGRAM,
     add_commands,
     is_console_script,
     load_function,
@@ -15,7 +14,7 @@ from common.cli import (
     run_parsed,
 )
 from common.machine import code_version, installed_versions
-from common.program import DISTRIBUTION
+from common.program import DISTRIBUTION, PROGRAM
 
 CHAPTERS = {
     "data": {
@@ -75,9 +74,9 @@ examples:
 
 def main() -> int:
     """Run the command of the command line; return the exit code."""
-    prog, words = PROGRAM if is_console_script() else "python -m retinanet", sys.argv[1:]
+    prog, words = PROGRAM if is_console_script() else "retinanet", sys.argv[1:]
     if words[:1] == ["train"]:
-        # train.py parses its options itself: errors are printed by rank 0 only.
+        # A training parses its options itself: errors are printed by rank 0 only.
         code: int = load_function("train:main")(prog=f"{prog} train", words=words[1:])
         return code
     return run_parsed(make_parser(prog, words))

@@ -1,4 +1,4 @@
-"""The command lines of `python -m retinanet`: their texts and options.
+"""The command lines of `retinanet`: their texts and options.
 
 Their functions are in modules that are imported once the options are parsed: so `--help` and errors
 are fast.
@@ -55,7 +55,7 @@ CHECKPOINT = "runs/NAME/checkpoints/best, a file in it, or runs/NAME for its bes
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """The options of `python -m retinanet evaluate`."""
+    """The options of `retinanet evaluate`."""
 
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     annotations: Path | None = option(
@@ -89,9 +89,9 @@ Compute COCO's metric of a checkpoint, on the validation split of its run or on 
 JSON with the same categories.""",
     examples="""\
 examples:
-  python -m retinanet evaluate --checkpoint runs/demo/checkpoints/best
-  python -m retinanet evaluate --checkpoint runs/demo --out best --json best/map.json
-  python -m retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos""",
+  retinanet evaluate --checkpoint runs/demo/checkpoints/best
+  retinanet evaluate --checkpoint runs/demo --out best --json best/map.json
+  retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos""",
     options=EvaluateOptions,
     target="retinanet.evaluation.command:evaluate",
 )
@@ -99,7 +99,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The options of `python -m retinanet report`."""
+    """The options of `retinanet report`."""
 
     checkpoint: Path = argument(
         "runs/NAME, for its best checkpoint, or a checkpoint such as runs/NAME/checkpoints/last",
@@ -129,10 +129,10 @@ The detections of the checkpoint's evaluation, which the run keeps in eval/, are
 there; otherwise the detector runs on all images again.""",
     examples="""\
 examples:
-  python -m retinanet report runs/demo
-  python -m retinanet report runs/demo --overwrite --json report.json
-  python -m retinanet report runs/demo/checkpoints/last --out last.html
-  python -m retinanet report runs/coco --annotations mine.json --images photos --out mine.html
+  retinanet report runs/demo
+  retinanet report runs/demo --overwrite --json report.json
+  retinanet report runs/demo/checkpoints/last --out last.html
+  retinanet report runs/coco --annotations mine.json --images photos --out mine.html
 
 docs/evaluation.md explains the page.""",
     options=ReportOptions,
@@ -142,7 +142,7 @@ docs/evaluation.md explains the page.""",
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """The options of `python -m retinanet predict`."""
+    """The options of `retinanet predict`."""
 
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     pictures: list[Path] = argument(
@@ -190,10 +190,10 @@ sound. The input files are not changed. A picture that cannot be read is reporte
 exit status is then 2. After Ctrl-C, all finished results are kept.""",
     examples="""\
 examples:
-  python -m retinanet predict --checkpoint runs/demo/checkpoints/best photo.jpg
-  python -m retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
-  python -m retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
-  python -m retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
+  retinanet predict --checkpoint runs/demo/checkpoints/best photo.jpg
+  retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
+  retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
+  retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
 
 Videos need PyAV, one of the packages of `make serving`.""",
     options=PredictOptions,
@@ -203,7 +203,7 @@ Videos need PyAV, one of the packages of `make serving`.""",
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The options of `python -m retinanet export`."""
+    """The options of `retinanet export`."""
 
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     out: Path = option(
@@ -246,9 +246,9 @@ Then the file is run, and kept only if its detections equal those of the checkpo
 FILE.json contain the class names and the rule for resizing.""",
     examples="""\
 examples:
-  python -m retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
-  python -m retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
-  python -m retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
+  retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
+  retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
+  retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
 
 ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file.""",
     options=ExportOptions,
@@ -278,7 +278,7 @@ def image_side(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """The options of `python -m retinanet convert`; those of --detector are None if not given."""
+    """The options of `retinanet convert`; those of --detector are None if not given."""
 
     file: Path | None = argument(
         "PyTorch file with the weights of a backbone",

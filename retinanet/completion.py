@@ -1,4 +1,4 @@
-"""`python -m retinanet completion`: the script by which a shell completes commands and settings.
+"""`retinanet completion`: the script by which a shell completes commands and settings.
 
 shtab makes it from the parsers, so that pressing TAB starts no Python. `templates/` has the
 functions for what shtab does not know: names of shipped configurations, and `section.field=value`.
@@ -15,9 +15,10 @@ from pathlib import Path
 import shtab
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common.cli import PROGRAM, add_command
+from common.cli import add_command
 from common.errors import FINISHED
 from common.options import argument
+from common.program import PROGRAM
 from retinanet.__main__ import make_parser
 from retinanet.commands import Commands
 from retinanet.config_file import SHIPPED, all_settings
@@ -40,8 +41,8 @@ a new shell; repeat this after an update of the program:
 EXAMPLES = """\
 examples:
   mkdir -p ~/.local/share/bash-completion/completions
-  python -m retinanet completion bash > ~/.local/share/bash-completion/completions/retinanet
-  source <(python -m retinanet completion bash)      # this shell only"""
+  retinanet completion bash > ~/.local/share/bash-completion/completions/retinanet
+  source <(retinanet completion bash)      # this shell only"""
 
 
 @dataclass(frozen=True, kw_only=True)

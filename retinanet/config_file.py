@@ -1,4 +1,4 @@
-"""Configurations from a YAML file and `section.field=value` pairs; the command line of train.py.
+"""Configurations from a YAML file and `section.field=value` pairs; the command line of trainings.
 
 For editors of such files, pydantic makes a JSON schema from `retinanet/config.py`.
 """
@@ -103,8 +103,8 @@ def config_from_tree(tree: Mapping[str, Any], source: str) -> Config:
 
 
 FORMER = {
-    "evaluation.metric": ("faster-coco-eval", "python -m retinanet evaluate --metric"),
-    "mlperf.submission": (None, "python -m retinanet mlperf submission"),
+    "evaluation.metric": ("faster-coco-eval", "retinanet evaluate --metric"),
+    "mlperf.submission": (None, "retinanet mlperf submission"),
 }
 """Settings of earlier versions, whose files and checkpoints have them: default, and replacement."""
 
@@ -222,7 +222,7 @@ def suggestion(name: str) -> str:
     if not nearest:
         leaves = {known.rpartition(".")[2]: known for known in names}
         nearest = [leaves[close] for close in difflib.get_close_matches(leaf, leaves, n=1)]
-    return f"did you mean {nearest[0]}?" if nearest else "`train.py --help` lists all fields"
+    return f"did you mean {nearest[0]}?" if nearest else "`retinanet train --help` lists all fields"
 
 
 def format_value(value: object) -> str:
@@ -259,7 +259,7 @@ def training_rules(config: Config, *, decoder: str) -> TrainingRules:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a training: of `train.py`, and of `python -m retinanet train`."""
+    """The options of `retinanet train`."""
 
     config: str = option(
         "a YAML file, or a name in configs/ (default: demo.yaml, synthetic data)",
@@ -294,7 +294,7 @@ class RunOptions:
 def parse_run_arguments(
     description: str, *, prog: str | None = None, words: Sequence[str] | None = None
 ) -> RunOptions:
-    """Parse the command line of `train.py`, or the `words` after `prog`."""
+    """Parse the command line of `retinanet train`, or the `words` after `prog`."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -309,7 +309,7 @@ def parse_run_arguments(
 
 
 def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `train`, whose options are those of `train.py`, which parses them."""
+    """Add `train`, which parses its options itself."""
     add_options(add_command(commands, "train", about="Train a detector."), RunOptions)
 
 
@@ -324,7 +324,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 SCHEMA_ABOUT = """\
 Write the JSON schema of configuration files. With it an editor completes sections, fields and
 values, shows what a field means, and underlines what a run would refuse. Rules that involve several
-fields are checked by `python train.py --dry-run` only.
+fields are checked by `retinanet train --dry-run` only.
 
 A file names its schema in its first line, by a path relative to the file. The first form, which the
 shipped files have, is for VS Code (extension YAML) and other editors with yaml-language-server, the
@@ -335,13 +335,13 @@ second for PyCharm:
 
 SCHEMA_EXAMPLES = """\
 examples:
-  python -m retinanet config schema --out schema.json
-  python -m retinanet config schema | less"""
+  retinanet config schema --out schema.json
+  retinanet config schema | less"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions:
-    """The options of `python -m retinanet config schema`."""
+    """The options of `retinanet config schema`."""
 
     out: Path | None = option(
         "write it to this file (default: print it)", default=None, metavar="FILE", writes=True

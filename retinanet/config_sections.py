@@ -148,7 +148,7 @@ class ModelConfig:
         refused(
             lambda file, _: file not in (None, TORCHVISION) and not file.endswith(".safetensors"),
             "input should be a .safetensors file or torchvision; a .pth can run code: convert it "
-            "once with python -m retinanet convert FILE.pth --out FILE.safetensors --trust",
+            "once with retinanet convert FILE.pth --out FILE.safetensors --trust",
         ),
     ] = None
     """Initial weights: a .safetensors file, or `torchvision` to download them. [path or null]"""
@@ -167,7 +167,7 @@ class ModelConfig:
         refused(
             lambda source, _: str(source).endswith(PICKLES),
             "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
-            "convert it once with python -m retinanet convert --detector FILE.pth "
+            "convert it once with retinanet convert --detector FILE.pth "
             "--classes FILE.json --out DIR, and set model.weights=DIR",
         ),
         refused(

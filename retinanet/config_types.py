@@ -27,7 +27,7 @@ Mark = TypeVar("Mark")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 PICKLES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
-"""Suffixes of files that only `python -m retinanet convert` reads."""
+"""Suffixes of files that only `retinanet convert` reads."""
 EXPORTED = (".onnx", ".pt2")
 TORCHVISION = "torchvision"  # In place of a file: weights that torchvision publishes
 DETECTOR = (
@@ -445,9 +445,9 @@ def refuse_what_is_no_checkpoint(path: Path) -> None:
     if path.suffix in PICKLES:
         raise InputError(
             f"{path}: is a pickle, which could run code, not a checkpoint; convert weights for "
-            f"training with python -m retinanet convert {path} --out "
+            f"training with retinanet convert {path} --out "
             f"{path.with_suffix('.safetensors')}, or a whole detector to a checkpoint with "
-            f"python -m retinanet convert --detector {path} --classes FILE.json --out "
+            f"retinanet convert --detector {path} --classes FILE.json --out "
             f"{path.with_suffix('')}"
         )
     if path.suffix in EXPORTED:

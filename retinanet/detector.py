@@ -1,6 +1,6 @@
 """A trained detector in Python: `Detector.load(path).predict(images)`, and the boxes it returns.
 
-`python -m retinanet predict` uses the same class, so both find the same boxes. docs/python.md has
+`retinanet predict` uses the same class, so both find the same boxes. docs/python.md has
 examples, and says what stays as it is between versions.
 """
 

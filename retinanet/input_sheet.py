@@ -1,4 +1,4 @@
-"""A sheet of pictures of what the network sees in training: `python -m data show`."""
+"""A sheet of pictures of what the network sees in training: `retinanet data show`."""
 
 import tempfile
 from collections.abc import Iterator

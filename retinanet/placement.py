@@ -1,4 +1,4 @@
-"""Place the ranks of a configuration on a host; `python -m launch plan` shows where."""
+"""Place the ranks of a configuration on a host; `retinanet launch plan` shows where."""
 
 import argparse
 import io
@@ -193,7 +193,7 @@ ABOUT = """\
 Show the placement of each rank of a training: its cores for computing, exchanging gradients and
 loading images, its memory nodes and its environment. Nothing is started.
 
-`mpirun -np N python train.py …` places its ranks in the same way, with the same configuration. The
+`mpirun -np N retinanet train …` places its ranks in the same way, with the same configuration. The
 plan is for this machine, within the CPUs and the CPU quota of this process. With --topology it is
 for another one, described by the output of a command there:
 
@@ -201,14 +201,14 @@ for another one, described by the output of a command there:
 
 EXAMPLES = """\
 examples:
-  python -m launch plan                                              # one rank, this machine
-  python -m launch plan --np 8 --topology big.txt
-  python -m launch plan --np 8 --topology big.txt --hosts a,b        # 4 ranks each
-  python -m launch plan --topology big.txt --hosts 'node[01-16]:4'   # 64 ranks
-  python -m launch plan --np 4 --topology big.txt launch.comm_cores=2 data.reserve_cores=4
-  python -m launch plan --np 2 --topology big.txt --cpus 0-15        # a cpuset
-  python -m launch plan --topology big.txt --quota 7.5               # a container's CPU limit
-  python -m launch plan --np 8 --config openimages.yaml --json plan.json"""
+  retinanet launch plan                                              # one rank, this machine
+  retinanet launch plan --np 8 --topology big.txt
+  retinanet launch plan --np 8 --topology big.txt --hosts a,b        # 4 ranks each
+  retinanet launch plan --topology big.txt --hosts 'node[01-16]:4'   # 64 ranks
+  retinanet launch plan --np 4 --topology big.txt launch.comm_cores=2 data.reserve_cores=4
+  retinanet launch plan --np 2 --topology big.txt --cpus 0-15        # a cpuset
+  retinanet launch plan --topology big.txt --quota 7.5               # a container's CPU limit
+  retinanet launch plan --np 8 --config openimages.yaml --json plan.json"""
 
 
 def cpu_list(text: str) -> frozenset[int]:
@@ -226,7 +226,7 @@ cpus_of_time = partial(
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The options of `python -m launch plan`."""
+    """The options of `retinanet launch plan`."""
 
     np: int | None = option(
         "ranks over all hosts (default: the counts of --hosts, or 1)",
@@ -240,7 +240,7 @@ class PlanOptions:
         metavar="LIST",
     )
     config: str = option(
-        "a YAML file, or a name in configs/, as for train.py", default="demo.yaml", metavar="NAME"
+        "a YAML file, or a name in configs/, as for train", default="demo.yaml", metavar="NAME"
     )
     overrides: list[str] = overrides_argument()
     topology: Path | None = option(

@@ -5,10 +5,10 @@ resizes it, then as training sees it in its first epochs. These are the very sam
 the same settings and run.seed. Look at it before a run: are the boxes where they should be, are
 the objects large enough to be recognized, and would you still know them after augmentation?
 
-  python -m data show --config my-photos.yaml
-  python -m data show --config demo.yaml data.augmentation=strong
-  python -m data show --config coco.yaml data.root=/data/coco data.resize=letterbox --epochs 8
-  python -m data show --images photos --annotations labels.json data.augmentation=ssd --seed 7
+  retinanet data show --config my-photos.yaml
+  retinanet data show --config demo.yaml data.augmentation=strong
+  retinanet data show --config coco.yaml data.root=/data/coco data.resize=letterbox --epochs 8
+  retinanet data show --images photos --annotations labels.json data.augmentation=ssd --seed 7
 
 Another --seed draws other images. Settings that the sheet depends on: data.image_size, data.resize,
 data.augmentation, data.images_without_boxes, run.seed.
@@ -24,10 +24,10 @@ from retinanet.commands import command
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """The options of `python -m data show`."""
+    """The options of `retinanet data show`."""
 
     config: str | None = option(
-        "a YAML file, or a name in configs/, as for train.py", default=None, metavar="NAME"
+        "a YAML file, or a name in configs/, as for train", default=None, metavar="NAME"
     )
     overrides: list[str] = overrides_argument()
     images: Path | None = option(

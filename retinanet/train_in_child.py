@@ -1,9 +1,9 @@
 """Training from Python: `train(config, …)` runs it in a process of its own, and yields its metrics.
 
 A process of its own, since cores, memory policy and allocator must be set before torch is loaded,
-and because a notebook should survive whatever happens to a training. It is the process of
-`train.py`; metrics are read from the run's `metrics.jsonl` as they are written. It ends when this
-process does, however that ends.
+and because a notebook should survive whatever happens to a training. It runs `retinanet train`;
+metrics are read from the run's `metrics.jsonl` as they are written. It ends when this process does,
+however that ends.
 """
 
 import atexit
@@ -217,7 +217,7 @@ class Training:
         """Wait for the end of the training; Ctrl-C stops it.
 
         Raises:
-            InputError: The settings do not fit the data or the machine; as of `train.py`.
+            InputError: The settings do not fit the data or the machine; as of `retinanet train`.
             NonFiniteLossError: The loss was infinite or NaN.
             WorkerDiedError: The process ended otherwise, such as by a lack of memory.
         """

@@ -4,12 +4,12 @@ Reads the annotations of both splits and decodes every image with the run's deco
 Reports what would stop training, what training leaves out or fixes (boxes without
 area, boxes partly outside their image, …), notes, and the counts of the classes.
 
-  python -m data verify --config coco.yaml data.root=/data/coco
-  python -m data verify --config coco.yaml data.root=/data/coco --no-images      # seconds
-  python -m data verify --config coco.yaml data.root=/data/coco --sample 1000
-  python -m data verify --config coco.yaml data.root=/data/coco --json found.json
-  python -m data verify --config coco.yaml data.root=/data/coco --chart objects.png
-  python -m data verify --config coco.yaml data.root=/data/coco --write-clean clean
+  retinanet data verify --config coco.yaml data.root=/data/coco
+  retinanet data verify --config coco.yaml data.root=/data/coco --no-images      # seconds
+  retinanet data verify --config coco.yaml data.root=/data/coco --sample 1000
+  retinanet data verify --config coco.yaml data.root=/data/coco --json found.json
+  retinanet data verify --config coco.yaml data.root=/data/coco --chart objects.png
+  retinanet data verify --config coco.yaml data.root=/data/coco --write-clean clean
 
 For each split the boxes are counted whose IoU with every anchor of the detector is below 0.5, at
 data.image_size: small, very large or elongated ones. The proposed image size is the smallest
@@ -53,9 +53,9 @@ BOXES_AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """The options of `python -m data verify`."""
+    """The options of `retinanet data verify`."""
 
-    config: str = option("a YAML file, or a name in configs/, as for train.py", metavar="NAME")
+    config: str = option("a YAML file, or a name in configs/, as for train", metavar="NAME")
     overrides: list[str] = overrides_argument()
     split: SplitName | None = option(
         "check only this split (default: both, and compare their categories)",

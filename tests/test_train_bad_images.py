@@ -109,7 +109,7 @@ def test_more_bad_images_than_the_limit_end_the_run(dataset: Path, train_here: T
     assert done.code == 2
     (line,) = done.errors.splitlines()
     assert "more than data.bad_image_limit=2 images could not be read" in line
-    assert "python -m data verify" in line
+    assert "retinanet data verify" in line
 
 
 @pytest.mark.exhaustive

@@ -4,9 +4,9 @@ Every file is checked before it gets its final name: its length, and that an ima
 completely. After an interruption, run the same command again: it continues and ends with the same
 files. Images that could not be downloaded are listed in DIR/missing.txt; the exit status is then 1.
 
-  python -m data download coco --out /data/coco --splits validation --limit 500
-  python -m data download openimages --out /data/openimages
-  python -m data download openimages --out cats --classes Cat Dog --limit 2000
+  retinanet data download coco --out /data/coco --splits validation --limit 500
+  retinanet data download openimages --out /data/openimages
+  retinanet data download openimages --out cats --classes Cat Dog --limit 2000
 
 coco        118,287 + 5,000 images, 27 GB with the annotations. DIR/train2017/, DIR/val2017/,
             DIR/annotations/instances_train2017.json and instances_val2017.json. With --limit or
@@ -57,7 +57,7 @@ def mirror_url(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadOptions:
-    """The options of `python -m data download`."""
+    """The options of `retinanet data download`."""
 
     dataset: Literal["coco", "openimages"] = argument("which data set", metavar="{coco,openimages}")
     out: Path = option("target folder; created if missing", metavar="DIR")

@@ -2,7 +2,7 @@
 
 The labels of each split become a file in COCO's format, with the index that training opens. The
 images stay where they are, unless they are to be copied. The findings are those of
-`python -m data verify`, without decoding the images.
+`retinanet data verify`, without decoding the images.
 """
 
 import json
@@ -233,7 +233,7 @@ def box_entries(annotations: Annotations, advance: Advance) -> Entries:
 CONFIGURATION = """\
 # The settings that this data set needs; docs/tutorial.md has the others, with advice.
 #
-#   python train.py --config {file}
+#   retinanet train --config {file}
 
 data:
 {paths}

@@ -79,16 +79,16 @@ keep_runs() { # NAME: an empty folder for this container's runs
 any_user() {
     keep_runs users
     run "as any user, on a read-only root" --read-only --tmpfs /tmp --user 12345:0 "${volume[@]}" -- \
-        python train.py "${short[@]}"
+        retinanet train "${short[@]}"
     ls -ln "$scratch/users"
 }
 
 ranks() {
     keep_runs without
     run "two ranks, nothing permitted" "${volume[@]}" -- \
-        mpirun -np 2 python train.py "${short[@]}" training.max_steps=2
+        mpirun -np 2 retinanet train "${short[@]}" training.max_steps=2
     keep_runs with
-    run "two ranks, memory binding permitted" --cap-add SYS_NICE --ipc host "${volume[@]}" -- mpirun -np 2 python train.py "${short[@]}" training.max_steps=2
+    run "two ranks, memory binding permitted" --cap-add SYS_NICE --ipc host "${volume[@]}" -- mpirun -np 2 retinanet train "${short[@]}" training.max_steps=2
 }
 
 stop_it() {
@@ -97,9 +97,9 @@ stop_it() {
     podman run -d --name try-training "${volume[@]}" "${more[@]}" "$IMAGE" >/dev/null
     until grep -qs '"step": 3' "$scratch/stopped/demo/metrics.jsonl"; do sleep 1; done
     podman exec try-training python -m launch.image.health && echo "healthy"
-    podman exec try-training pkill -STOP -f 'python train.py'
+    podman exec try-training pkill -STOP -f 'retinanet train'
     podman exec try-training python -m launch.image.health || echo "unhealthy"
-    podman exec try-training pkill -CONT -f 'python train.py'
+    podman exec try-training pkill -CONT -f 'retinanet train'
     podman stop -t 60 try-training >/dev/null
     echo "exit status $(podman inspect --format '{{.State.ExitCode}}' try-training)"
     podman logs --tail 3 try-training
@@ -123,7 +123,7 @@ two_pods() {
     done
     run "the launcher" --network retinanet-try -v "$scratch/ssh:/home/retinanet/.ssh:ro" \
         -v "$scratch/hostfile:/etc/mpi/hostfile:ro" -e HYDRA_HOST_FILE=/etc/mpi/hostfile -- \
-        mpirun -np 2 python train.py "${short[@]}"
+        mpirun -np 2 retinanet train "${short[@]}"
 }
 
 [ -n "${BASE:-}" ] || make_base
@@ -132,7 +132,7 @@ run "who runs it, and where" -- sh -c 'id; numactl --show; lstopo-no-graphics --
 keep_runs demo
 run "the demo, as \`podman run $IMAGE\` with a folder for runs, and without a network" \
     "${volume[@]}" --network none --
-run "predictions" "${volume[@]}" --network none -- python -m retinanet predict \
+run "predictions" "${volume[@]}" --network none -- retinanet predict \
     --checkpoint runs/demo/checkpoints/best runs/demo/scenes/validation/data/validation-00000.jpg \
     --out runs/predictions
 ranks

@@ -34,6 +34,6 @@ if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
 fi
 
 # Two cores of each rank exchange gradients while the others compute the backward pass.
-exec .venv/bin/python -m launch run --np "$RANKS" ${WHERE[@]+"${WHERE[@]}"} -- \
-    train.py --config openimages.yaml data.root="$DATA" training.batch_size=4 \
+exec .venv/bin/retinanet launch run --np "$RANKS" ${WHERE[@]+"${WHERE[@]}"} -- \
+    retinanet train --config openimages.yaml data.root="$DATA" training.batch_size=4 \
     launch.comm_cores=2 distributed.compress=bf16 "$@"

@@ -28,4 +28,4 @@ exec mpirun ${WHERE[@]+"${WHERE[@]}"} -np "$RANKS" bash -c '
         -e LOCAL_RANK="$MPI_LOCALRANKID" -e LOCAL_WORLD_SIZE="$MPI_LOCALNRANKS" \
         -e MASTER_ADDR="$FIRST" -e MASTER_PORT="$PORT" \
         -v "$DATA:$DATA:ro" -v "$RUNS:$RUNS" \
-        "$IMAGE" python train.py "$@" data.root="$DATA" run.root="$RUNS"' rank "$@"
+        "$IMAGE" retinanet train "$@" data.root="$DATA" run.root="$RUNS"' rank "$@"

@@ -14,5 +14,5 @@ RANKS=${RANKS:-8}
 DATA=${DATA:-/data/open-images-v6-mlperf}
 [ $# -gt 0 ] || set -- --config openimages.yaml
 
-.venv/bin/python -m launch plan --np "$RANKS" || true # for the settings of a run without arguments
-exec .venv/bin/mpirun -np "$RANKS" .venv/bin/python train.py "$@" data.root="$DATA"
+.venv/bin/retinanet launch plan --np "$RANKS" || true # for the settings of a run without arguments
+exec .venv/bin/mpirun -np "$RANKS" .venv/bin/retinanet train "$@" data.root="$DATA"

@@ -22,4 +22,4 @@ DATA=${DATA:-/data/open-images-v6-mlperf}
 # A line without a number is one rank, as for MPICH.
 RANKS=$(sed 's/[[:space:]]*#.*//; /^[[:space:]]*$/d' "$HOSTS" | awk -F: '{ ranks += (NF > 1 ? $2 : 1) } END { print ranks }')
 
-exec .venv/bin/mpirun -f "$HOSTS" -np "$RANKS" .venv/bin/python train.py "$@" data.root="$DATA"
+exec .venv/bin/mpirun -f "$HOSTS" -np "$RANKS" .venv/bin/retinanet train "$@" data.root="$DATA"

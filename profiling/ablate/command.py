@@ -1,4 +1,4 @@
-"""`python -m profiling ablate list | run | report`: the command line, and tables on a terminal."""
+"""`retinanet profile ablate list | run | report`: the command line, and tables on a terminal."""
 
 import argparse
 import sys
@@ -44,13 +44,13 @@ measurement continues where it stopped. Run it on an otherwise idle machine."""
 
 EXAMPLES = """\
 examples:
-  python -m profiling ablate list
-  python -m profiling ablate run frozen-layers --quick           # a minute or two
-  python -m profiling ablate run --quick                         # all, 320x320, minutes each
-  python -m profiling ablate run                                 # all, 800x800: hours
-  python -m profiling ablate run decoders --photos /data/coco/train2017
-  python -m profiling ablate run --quick --out runs/ablations/quick/second
-  python -m profiling ablate report --quick                      # includes the second run"""
+  retinanet profile ablate list
+  retinanet profile ablate run frozen-layers --quick           # a minute or two
+  retinanet profile ablate run --quick                         # all, 320x320, minutes each
+  retinanet profile ablate run                                 # all, 800x800: hours
+  retinanet profile ablate run decoders --photos /data/coco/train2017
+  retinanet profile ablate run --quick --out runs/ablations/quick/second
+  retinanet profile ablate report --quick                      # includes the second run"""
 
 
 @dataclass(frozen=True, kw_only=True)

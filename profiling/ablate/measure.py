@@ -1,6 +1,6 @@
 """Measure a plan: variants in turn, with the result written after every round.
 
-Variants are workers' processes, or whole jobs: ranks started by mpirun, pinned as train.py pins
+Variants are workers' processes, or whole jobs: ranks started by mpirun, pinned as a training pins
 them (`JobRunner`). Some ablations also compare two variants' calls of oneDNN, as `profiling
 compare` does, and some read photos. Only one measurement runs on a machine at a time:
 two would disturb each other.

@@ -1,4 +1,4 @@
-"""`python -m profiling ablate report`: the report's chapters, as HTML and as Markdown."""
+"""`retinanet profile ablate report`: the report's chapters, as HTML and as Markdown."""
 
 import io
 from collections import Counter

@@ -280,7 +280,7 @@ def read_result(file: Path) -> Result:
     """
     advice = "move it, or give another --out"
     result = read_stored(
-        file, SCHEMA, wrong="is not a result of `python -m profiling ablate run`", advice=advice
+        file, SCHEMA, wrong="is not a result of `retinanet profile ablate run`", advice=advice
     )
     # Ratios are computed in each round, which needs all variants.
     for runs in result.rounds:

@@ -174,7 +174,7 @@ STEP = Benchmark(
             needs_ipex=True,
             options={"engine": "ipex", "fused_adam": False},
         ),
-        ours("torch", "ours on stock PyTorch, as train.py runs it"),
+        ours("torch", "ours on stock PyTorch, as a training runs it"),
         ours(
             ONEDNN_ALONE,
             "torch, but oneDNN computes all convolutions",
@@ -304,7 +304,7 @@ OPTIMIZER = Benchmark(
             )
             for name in OPTIMIZERS
             for suffix, form in (
-                ("", "as train.py runs it"),
+                ("", "as a training runs it"),
                 ("-unfused", "tensor by tensor (foreach=False)"),
             )
         ),
@@ -360,6 +360,6 @@ EVALUATE = Benchmark(
             allocator="system",
         ),
         evaluation("torchvision-tuned", "the same with our memory policy", "torchvision"),
-        evaluation("torch", "our whole step, as in train.py", "ours"),
+        evaluation("torch", "our whole step, as in a training", "ours"),
     ),
 )

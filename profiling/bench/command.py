@@ -1,4 +1,4 @@
-"""`python -m profiling bench`: its command line, and a benchmark of variants from start to end."""
+"""`retinanet profile bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -47,22 +47,22 @@ in the same rounds. Contestants with IPEX run in the environment of `make ipex`.
 
 EXAMPLES = """\
 examples:
-  python -m profiling bench step                                # compare training steps, minutes
-  python -m profiling bench step --contestants torch,ceiling    # less than a minute
-  python -m profiling bench step --contestants torch --where    # the most expensive operators
-  python -m profiling bench step --contestants all --json step.json
-  python -m profiling bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
-  python -m profiling bench step --contestants torch,torchvision-tuned --beside-load
-  python -m profiling bench step --contestants torch --against .venv-old/bin/python
-  python -m profiling bench loss
-  python -m profiling bench optimizer
-  python -m profiling bench evaluate
-  python -m profiling bench index                               # annotations, minutes
-  python -m profiling bench checkpoint                          # saving during training
-  python -m profiling bench log                                 # reading a million lines
-  python -m profiling bench metric                              # COCO's metric at full size
-  python -m profiling bench waiting --config coco.yaml data.root=/data/coco
-  python -m profiling bench batch-split                         # one slow rank, minutes"""
+  retinanet profile bench step                                # compare training steps, minutes
+  retinanet profile bench step --contestants torch,ceiling    # less than a minute
+  retinanet profile bench step --contestants torch --where    # the most expensive operators
+  retinanet profile bench step --contestants all --json step.json
+  retinanet profile bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
+  retinanet profile bench step --contestants torch,torchvision-tuned --beside-load
+  retinanet profile bench step --contestants torch --against .venv-old/bin/python
+  retinanet profile bench loss
+  retinanet profile bench optimizer
+  retinanet profile bench evaluate
+  retinanet profile bench index                               # annotations, minutes
+  retinanet profile bench checkpoint                          # saving during training
+  retinanet profile bench log                                 # reading a million lines
+  retinanet profile bench metric                              # COCO's metric at full size
+  retinanet profile bench waiting --config coco.yaml data.root=/data/coco
+  retinanet profile bench batch-split                         # one slow rank, minutes"""
 
 BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
 

@@ -11,9 +11,9 @@ each round, and the median is reported. Run it on an otherwise idle machine.
   mlperf         as in MLPerf's reference: decode by Pillow, convert to float, normalize, resize
   loader-N       batches from N worker processes on all cores (with --workers)
 
-  python -m data bench --images /data/coco/train2017
-  python -m data bench --config coco.yaml data.root=/data/coco --workers 4
-  python -m data bench                          synthetic images, if you have no photos
+  retinanet data bench --images /data/coco/train2017
+  retinanet data bench --config coco.yaml data.root=/data/coco --workers 4
+  retinanet data bench                          synthetic images, if you have no photos
 """
 
 import json
@@ -62,7 +62,7 @@ LARGEST_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class DataBenchOptions:
-    """The options of `python -m data bench`."""
+    """The options of `retinanet data bench`."""
 
     images: Path | None = option(
         "read the images of a folder", default=None, metavar="DIR", exclusive="source"

@@ -194,7 +194,7 @@ def measure_exchanges(
     hosts: Hosts = (),
     print_line: Callable[[str], None] = print,
 ) -> Exchanges:
-    """Time exchanges of gradients of `sizes` bytes, as they are sent, by train.py's way.
+    """Time exchanges of gradients of `sizes` bytes, as they are sent, by the way of a training.
 
     There are at least two ranks, all on this host if no hosts are given (see `mpirun_command`).
     `config` is that of the training; `print_line` is called with each other line that the ranks

@@ -37,18 +37,18 @@ WAITING_WARM_UP = 3
 
 WAITING_ABOUT = """\
 Trains a few steps of a configuration on several ranks with random weights, and reports the share of
-a step spent waiting for data. The ranks are started by mpirun and pinned as in train.py. The time
+a step spent waiting for data. The ranks are started by mpirun and pinned as in a training. The time
 that a rank waits for the data of other ranks is included.
 
-  python -m profiling bench waiting --config coco.yaml data.root=/data/coco
-  python -m profiling bench waiting data.image_size=800           synthetic data"""
+  retinanet profile bench waiting --config coco.yaml data.root=/data/coco
+  retinanet profile bench waiting data.image_size=800           synthetic data"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedSteps:
     """The options that name a configuration."""
 
-    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    config: str = option("as for train", default="demo.yaml", metavar="NAME")
     overrides: list[str] = overrides_argument()
 
 
@@ -73,7 +73,7 @@ def steps_option(*, warm_up: int, default: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingOptions:
-    """The options of `python -m profiling bench waiting`."""
+    """The options of `retinanet profile bench waiting`."""
 
     trained: TrainedSteps = included(TrainedSteps)
     ranks: int = option("number of ranks", default=2, parse=positive, metavar="N")
@@ -190,13 +190,13 @@ Round = dict[str, Job]  # The jobs of `JOBS`
 BATCH_SPLIT_ABOUT = """\
 Trains a few steps of a configuration on two ranks with random weights: undisturbed, then with a
 busy loop on the core of rank 1 and even batches, then the same with batches split by speed. The
-ranks are started by mpirun and pinned as in train.py. Every other step exchanges no gradients and
+ranks are started by mpirun and pinned as in a training. Every other step exchanges no gradients and
 shows the throughput of each rank alone; the sum over both disturbed ranks is the ideal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSplitOptions:
-    """The options of `python -m profiling bench batch-split`."""
+    """The options of `retinanet profile bench batch-split`."""
 
     trained: TrainedSteps = included(TrainedSteps)
     rounds: int = option("runs of each of the three jobs", default=2, parse=positive, metavar="N")

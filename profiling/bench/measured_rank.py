@@ -1,8 +1,8 @@
 """A measuring rank: `python -m profiling.bench.measured_rank`, started by mpirun.
 
 With `--exchange` it times averages of some numbers of gradients, all at once, by the way that those
-of train.py take for the same configuration. Otherwise it times a few training steps. It takes its
-place as a rank of train.py does, on the same cores, and trains MLPerf's model, or with
+of a training take for the same configuration. Otherwise it times a few training steps. It takes its
+place as a rank of a training does, on the same cores, and trains MLPerf's model, or with
 `--own-model` the configuration's, with weights from random numbers on the configuration's data.
 
 Rank 0 prints lines of JSON for `profiling.bench.job`: one after every step, and one with what all

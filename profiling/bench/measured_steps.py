@@ -48,7 +48,7 @@ RATE = 1e-6  # A learning rate at which random weights stay what they are
 def measure_steps(
     config: Config, arguments: Namespace, *, place: RankContext, report: Callable[[object], None]
 ) -> None:
-    """Join the other ranks, and time steps with them as `train.py` takes them.
+    """Join the other ranks, and time steps with them as a training takes them.
 
     On rank 0, `report` gets the number of each step, and at the end what all have measured.
 

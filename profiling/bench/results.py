@@ -214,7 +214,7 @@ def speed_ups(results: Results, pairs: Iterable[tuple[str, str, float | None]]) 
 
 
 Benchmarks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""The subcommands of `python -m profiling bench`."""
+"""The subcommands of `retinanet profile bench`."""
 
 
 RECIPES = "profiling.bench.recipes"
@@ -222,7 +222,7 @@ RECIPES = "profiling.bench.recipes"
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One of the subjects of `python -m profiling bench` that compares variants."""
+    """One of the subjects of `retinanet profile bench` that compares variants."""
 
     name: str
     about: str

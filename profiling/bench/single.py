@@ -37,7 +37,7 @@ from profiling.bench.worker_pool import runs_alone
 from retinanet.mlperf.rules import VALIDATION_IMAGES
 
 CHECKPOINT_ABOUT = """\
-Trains as train.py does, in one process, and writes checkpoints of model and optimizer to a
+Trains as a training does, in one process, and writes checkpoints of model and optimizer to a
 temporary folder. Measures how long copying stops the training, and how much slower the steps are
 until the checkpoint is on the disk. From both follows the share of a run with
 checkpoint.every=10min."""
@@ -45,7 +45,7 @@ EVERY_SECONDS = 600.0  # `checkpoint.every: 10min`, for which the target is give
 
 INDEX_ABOUT = """\
 Writes annotations with the fields of MLPerf's export and random boxes to a temporary folder,
-converts them with `python -m data convert`, and opens the index in several processes at once."""
+converts them with `retinanet data convert`, and opens the index in several processes at once."""
 INDEX_IMAGES, INDEX_BOXES, INDEX_RANKS = 1_170_301, 10_000_000, 8
 """MLPerf's training images, boxes about as many as theirs, and ranks of a host."""
 BYTES_NEEDED = 500
@@ -71,7 +71,7 @@ def count(what: str, default: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """The options of `python -m profiling bench checkpoint`."""
+    """The options of `retinanet profile bench checkpoint`."""
 
     rounds: int = count("measured checkpoints", 5)
     images: int = count("images per batch", STANDARD.images)
@@ -84,7 +84,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """The options of `python -m profiling bench index`."""
+    """The options of `retinanet profile bench index`."""
 
     images: int = count("images", INDEX_IMAGES)
     boxes: int = count("boxes", INDEX_BOXES)
@@ -99,7 +99,7 @@ class IndexOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """The options of `python -m profiling bench log`."""
+    """The options of `retinanet profile bench log`."""
 
     lines: int = count("executions in the log", LINES)
     problems: int = count("distinct problems among them", PROBLEMS)
@@ -108,7 +108,7 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricOptions:
-    """The options of `python -m profiling bench metric`."""
+    """The options of `retinanet profile bench metric`."""
 
     images: int = count("images", VALIDATION_IMAGES)
     found: int = count("detections per image", FOUND)

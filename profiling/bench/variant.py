@@ -33,7 +33,7 @@ class Variant:
     memory: str | None = None
     """Memory policy in numactl's terms; None: near the core that first writes the memory."""
     pinned: bool = False
-    """Whether its threads are bound to cores as those of a rank of train.py; its recipe then takes
+    """Whether its threads are bound to cores as a training binds them; its recipe then takes
     `main_cpus`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""

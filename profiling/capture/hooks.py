@@ -268,7 +268,7 @@ def images_a_step(config: Config, group: ProcessGroup) -> int | None:
 def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) -> None:
     """Print rank 0's files, and the commands that read them.
 
-    For example `.venv/bin/python -m profiling stats runs/demo/onednn/rank0.log --out …`.
+    For example `.venv/bin/retinanet profile stats runs/demo/onednn/rank0.log --out …`.
     """
     written = {
         hook.name: hook for hook in hooks if hook.is_shown and hook.done and hook.file.exists()

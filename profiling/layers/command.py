@@ -1,4 +1,4 @@
-"""`python -m profiling layers`: time the layers of a network, print, write."""
+"""`retinanet profile layers`: time the layers of a network, print, write."""
 
 import argparse
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ of random images, without an optimizer, averaged. Then the layer-wise study of A
 In-depth Performance Characterization of CPU- and GPU-based DNN Training on Modern Architectures"
 (2017): the default engine against the optimized one, threads, memory, forward against backward.
 
-MODEL is retinanet (ours, as train.py runs it, 264 classes), alexnet, resnet50 or resnext50
+MODEL is retinanet (ours, as a training runs it, 264 classes), alexnet, resnet50 or resnext50
 (torchvision's), with random weights. A layer is a module without submodules; if it runs several
 times in an iteration, the sum is shown. All other work, such as residual sums, is the row `between
 layers`, so that the rows add up to the iteration.
@@ -51,11 +51,11 @@ EXAMPLES = """\
 files in --out DIR: layers.csv, layers.png, layers.svg
 
 examples:
-  python -m profiling layers alexnet                                   # about a minute
-  python -m profiling layers alexnet --onednn both --precision float32 --out alexnet
-  python -m profiling layers retinanet --iterations 10 --out layers    # table and chart
-  python -m profiling layers resnet50 --threads 1,2 --json resnet50.json
-  python -m profiling layers resnet50 --memory local --memory interleave --huge-pages both"""
+  retinanet profile layers alexnet                                   # about a minute
+  retinanet profile layers alexnet --onednn both --precision float32 --out alexnet
+  retinanet profile layers retinanet --iterations 10 --out layers    # table and chart
+  retinanet profile layers resnet50 --threads 1,2 --json resnet50.json
+  retinanet profile layers resnet50 --memory local --memory interleave --huge-pages both"""
 
 
 BATCHES = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
@@ -63,7 +63,7 @@ BATCHES = ", ".join(f"{name} {count}" for name, count in DEFAULT_BATCH.items())
 
 @dataclass(frozen=True, kw_only=True)
 class LayersOptions:
-    """The options of `python -m profiling layers`."""
+    """The options of `retinanet profile layers`."""
 
     model: str = argument(", ".join(DEFAULT_BATCH), metavar="MODEL")
     batch: int | None = option(

@@ -303,7 +303,7 @@ def timed_model(subject: Subject, *, onednn: bool) -> TimedModel:
 
 
 def timed_retinanet(subject: Subject, *, onednn: bool) -> TimedModel:
-    """Return ours as train.py runs it on processors; on a GPU its modules are called one by one."""
+    """Return ours as trained on processors; on a GPU its modules are called one by one."""
     workload = make_workload(subject)
     network = make_model(workload)
     network.train().to(subject.device)

@@ -1,4 +1,4 @@
-"""`python -m profiling benchdnn`: a log's problems as problem files, and run again alone.
+"""`retinanet profile benchdnn`: a log's problems as problem files, and run again alone.
 
 The runner is benchdnn if it is installed, else torch's oneDNN. Results are printed beside the log,
 and saved in `replay.json`.
@@ -37,19 +37,19 @@ FILES = """\
 --out DIR gets:
   conv.txt matmul.txt …  a file for each driver: benchdnn --mode=P --conv --batch=conv.txt
   not-expressible.txt    problems that benchdnn cannot run, with the reasons, if there are any
-  replay.json            times of all problems, for `python -m profiling efficiency --replay`"""
+  replay.json            times of all problems, for `retinanet profile efficiency --replay`"""
 
 EXAMPLES = """\
 examples:
-  python -m profiling benchdnn onednn.log --out replay
-  python -m profiling benchdnn runs/coco/onednn/rank0.log --out replay --top 30
-  python -m profiling benchdnn onednn.log --out best --layout any   # with free layouts
-  python -m profiling benchdnn onednn.log --out files --write-only  # to run elsewhere"""
+  retinanet profile benchdnn onednn.log --out replay
+  retinanet profile benchdnn runs/coco/onednn/rank0.log --out replay --top 30
+  retinanet profile benchdnn onednn.log --out best --layout any   # with free layouts
+  retinanet profile benchdnn onednn.log --out files --write-only  # to run elsewhere"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchdnnOptions:
-    """The options of `python -m profiling benchdnn`."""
+    """The options of `retinanet profile benchdnn`."""
 
     logs: list[Path] = argument(LOGS_HELP, nargs="+", metavar="LOG")
     out: Path = option("write files here", metavar="DIR")

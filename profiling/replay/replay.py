@@ -58,7 +58,7 @@ class Replay:
 
 
 FORMAT = "profilednn replay 1"
-ADVICE = "expected a file that `python -m profiling benchdnn` writes"
+ADVICE = "expected a file that `retinanet profile benchdnn` writes"
 
 
 def save_replay(replay: Replay, file: Path) -> None:

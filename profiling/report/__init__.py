@@ -1,1 +1,1 @@
-"""`python -m profiling report`: all measurements of a run, as one HTML page."""
+"""`retinanet profile report`: all measurements of a run, as one HTML page."""

@@ -157,7 +157,7 @@ def float32_beside_bf16(material: Material) -> Iterator[Advice]:
         title="Arithmetic in float32 on a machine with BF16",
         evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
         f"{', '.join(by_kind)}.{speeds}",
-        todo="Train with BF16 autocast (in train.py: engine.precision=bf16) and float32 weights.",
+        todo="Train with BF16 autocast (in retinanet: engine.precision=bf16) and float32 weights.",
         saves_ms=saved_in_bf16(problems, peaks) if peaks else None,
     )
 
@@ -243,7 +243,7 @@ def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
     if alone_ms is not None:
         return "The implementation is slow in isolation too: another one or another shape may help."
     return (
-        "Run it in isolation with `python -m profiling efficiency`: if it is as slow there, the "
+        "Run it in isolation with `retinanet profile efficiency`: if it is as slow there, the "
         "implementation is the cause, otherwise other work in the run."
     )
 
@@ -320,7 +320,7 @@ def many_page_faults(material: Material) -> Iterator[Advice]:
             evidence=f"{faults:,.0f} page faults per step of "
             f"{significant(rank.step_s, 3)} s"
             f"{f', rank {rank.rank}' if len(counters) > 1 else ''}.",
-            todo="Configure the allocator to keep its memory (in train.py: engine.allocator; "
+            todo="Configure the allocator to keep its memory (in retinanet: engine.allocator; "
             "otherwise GLIBC_TUNABLES, tcmalloc or jemalloc).",
             section="ranks",
         )

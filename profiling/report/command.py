@@ -1,4 +1,4 @@
-"""`python -m profiling report`: from logs, and the files beside them, to a page and its summary."""
+"""`retinanet profile report`: from logs, and the files beside them, to a page and its summary."""
 
 import argparse
 import re
@@ -37,22 +37,22 @@ EXAMPLES = """\
 A section whose input is missing shows the command that creates it.
 
 examples:
-  python train.py profile.onednn.steps=20-22 profile.trace.steps=20-22 profile.perf=true
-  python -m profiling report runs/demo
-  python -m profiling report runs/demo --peaks peaks.json --replay replay/replay.json --overwrite
-  python -m profiling report runs/coco --reference runs/baseline --out coco.html
-  python -m profiling report onednn.log --peaks none --title 'ResNet-50, batch size 32'"""
+  retinanet train profile.onednn.steps=20-22 profile.trace.steps=20-22 profile.perf=true
+  retinanet profile report runs/demo
+  retinanet profile report runs/demo --peaks peaks.json --replay replay/replay.json --overwrite
+  retinanet profile report runs/coco --reference runs/baseline --out coco.html
+  retinanet profile report onednn.log --peaks none --title 'ResNet-50, batch size 32'"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The options of `python -m profiling report`."""
+    """The options of `retinanet profile report`."""
 
     logs: list[Path] = argument("a log, a folder of logs, or runs/NAME", metavar="LOG", nargs="+")
     out: Path = option("the page", default=Path("report.html"), metavar="FILE")
     peaks: str = peaks_option()
     replay: Path | None = option(
-        "replay.json of `python -m profiling benchdnn` or `efficiency`",
+        "replay.json of `retinanet profile benchdnn` or `efficiency`",
         default=None,
         metavar="FILE",
     )

@@ -67,9 +67,7 @@ def run_against_replay(material: Material) -> list[Block]:
     """Return ratios by kind, and projected step times."""
     efficiency = material.efficiency
     if efficiency is None:
-        return [
-            Missing(REPLAY, f"python -m profiling benchdnn {material.log_argument} --out replay")
-        ]
+        return [Missing(REPLAY, f"retinanet profile benchdnn {material.log_argument} --out replay")]
     projection = project(efficiency, steps=None, images_a_step=None)
     bar_values = "; ".join(
         f"{kind_and_direction(part.kind, part.direction)} {part.hot_ratio or 0:.2f}"
@@ -179,7 +177,7 @@ def log_against_reference(material: Material) -> list[Block]:
         if pairs:
             rows = pair_rows(pairs[:MOST_PAIRS], SIDES, with_extra=with_extra, not_called=None)
             note = (
-                f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `python -m profiling "
+                f"The {MOST_PAIRS} costliest of {len(pairs):,} are shown; `retinanet profile "
                 "compare --out DIR` writes all of them."
             )
             last = "time of these calls, ms" if with_extra else "this / reference"
@@ -204,7 +202,7 @@ def comparison_texts(comparison: Comparison) -> list[str]:
         )
     if hint_on_types(comparison):
         lines.append(
-            "The number types differ, so few problems match: `python -m profiling compare "
+            "The number types differ, so few problems match: `retinanet profile compare "
             "--ignore-types` matches by shape."
         )
     return lines
@@ -256,7 +254,7 @@ def ranks_and_counters(material: Material) -> list[Block]:
         blocks += counters_blocks(material.counters)
     else:
         text = "perf can count page faults, context switches and cycles of the steps:"
-        command = "python train.py profile.onednn.steps=20-22 profile.perf=true"
+        command = "retinanet train profile.onednn.steps=20-22 profile.perf=true"
         blocks.append(Missing(text, command))
     return blocks
 
@@ -287,7 +285,7 @@ def operators_of_trace(material: Material) -> list[Block]:
     """Return operators of a step: phases, the timeline of a step, the costliest outside oneDNN."""
     traced = material.traced
     if traced is None:
-        return [Missing(TRACE, "python train.py profile.trace.steps=20-22")]
+        return [Missing(TRACE, "retinanet train profile.trace.steps=20-22")]
     analysis = traced.analysis
     costliest = costliest_outside_onednn(make_rows(analysis))
     texts = verdicts(analysis, traced.beside)
@@ -341,7 +339,7 @@ def operator_table(analysis: Analysis, costliest: Sequence[Row]) -> Table:
         columns.append(text_column("costliest module", name="module"))
     rows = table_rows(columns, costliest[:MOST_OPERATORS])
     note = (
-        f"The {MOST_OPERATORS} costliest of {len(costliest):,}; `python -m profiling trace"
+        f"The {MOST_OPERATORS} costliest of {len(costliest):,}; `retinanet profile trace"
         " --out DIR` writes all."
     )
     notes = [note] if len(costliest) > MOST_OPERATORS else []

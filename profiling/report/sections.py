@@ -142,7 +142,7 @@ def run_and_machine(material: Material) -> list[Block]:
     blocks: list[Block] = [Facts(list(values.items()))]
     if not material.environment:
         text = (
-            "The log has no more information about the machine. A run of train.py writes it to "
+            "The log has no more information about the machine. A training writes it to "
             "environment.json; pass it with"
         )
         blocks.append(Missing(text, "--environment runs/NAME/environment.json"))
@@ -161,7 +161,7 @@ def time_by_phase(material: Material) -> list[Block]:
     phases = find_phases(material.log)
     if not phases:
         text = "The log has no marks of phases. A training of this project writes them:"
-        return [Missing(text, "python train.py profile.onednn.steps=20-22")]
+        return [Missing(text, "retinanet train profile.onednn.steps=20-22")]
     bar_values = "; ".join(f"{phase.name} {significant(phase.wall_ms)} ms" for phase in phases)
     bars = chart(
         lambda: draw_phases(phases),
@@ -273,7 +273,7 @@ def roofline_blocks(material: Material) -> list[Block]:
             "The peak rates of the machine are not known. Measure them, and pass the file with "
             "--peaks:"
         )
-        blocks.append(Missing(text, "python -m profiling peaks --json peaks.json"))
+        blocks.append(Missing(text, "retinanet profile peaks --json peaks.json"))
     else:
         rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in peaks.matrix_gflop_per_s.items())
         text = (
@@ -422,7 +422,7 @@ def all_problems(material: Material) -> list[Block]:
         sums.insert(0, (f"{len(others):,} other problems", others))
         notes = [
             f"The {MOST_PROBLEMS} costliest of {len(measured.problems):,} problems are shown; the "
-            f"other {len(others):,} share one row. primitives.csv of `python -m profiling stats "
+            f"other {len(others):,} share one row. primitives.csv of `retinanet profile stats "
             f"{material.log_argument} --out DIR` has all of them."
         ]
     totals = []

@@ -1,9 +1,9 @@
-"""`python -m launch groups`: probe compute groups, momenta and learning rates, choose, train.
+"""`retinanet launch groups`: probe compute groups, momenta and learning rates, choose, train.
 
 As in Omnivore (Hadjis et al. 2016, arXiv 1606.04487, section 4.2, algorithm 1), the search begins
 with the largest number of groups and a grid of momentum and learning rate. If zero momentum is the
 best of the grid, the staleness is too high: half as many groups are tried, and so on. Every
-training is a run of `train.py` in a folder of the study; progress and results are read from its
+training has a process and a folder of the study; progress and results are read from its
 `metrics.jsonl`. Results are stored after each training, so that a repeated command continues.
 """
 
@@ -36,7 +36,7 @@ from common.machine import processor_name
 from common.options import flag, included, option, overrides_argument
 from common.outputs import format_names, other_entries
 from common.processes import SECONDS_TO_SAVE, running, wait_for
-from common.program import command_words, module_command, train_command, train_words
+from common.program import command_words, module_command, train_command
 from common.stored import first_difference, read_stored
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
@@ -89,7 +89,7 @@ class Setting:
         return f"{self.groups_title}, beta1 {self.beta1:g}{rate}"
 
     def overrides(self, config: Config) -> tuple[str, ...]:
-        """Return the fields for `train.py` as `section.field=value`."""
+        """Return the fields for `retinanet train` as `section.field=value`."""
         return (
             f"distributed.groups={self.groups}",
             f"training.beta1={self.beta1:g}",
@@ -141,11 +141,11 @@ def several(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsOptions:
-    """The options of `python -m launch groups`."""
+    """The options of `retinanet launch groups`."""
 
     ranks: int = option("number of ranks on all hosts", name="--np", parse=several, metavar="N")
     where: Where = included(Where)
-    config: str = option("as for train.py", default="demo.yaml", metavar="NAME")
+    config: str = option("as for train", default="demo.yaml", metavar="NAME")
     overrides: list[str] = overrides_argument()
     out: Path = option("folder for all runs, results and charts", metavar="FOLDER")
     seconds: int = option(
@@ -276,8 +276,8 @@ are written to a folder; repeat the command to continue there."""
 
 EXAMPLES = """\
 examples:
-  python -m launch groups --np 2 --out runs/groups --whole                          # synthetic data
-  python -m launch groups --np 16 --hostfile hosts --out runs/groups --seconds 600 \\
+  retinanet launch groups --np 2 --out runs/groups --whole                          # synthetic data
+  retinanet launch groups --np 16 --hostfile hosts --out runs/groups --seconds 600 \\
       --config openimages.yaml training.warmup_epochs=0.001"""
 
 
@@ -421,7 +421,7 @@ def train(
         code = wait_for(process, look, every_s=SECONDS_BETWEEN_LOOKS)
     if code != expected:
         lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        # `train.py` prints one such line for what a user can mend.
+        # `retinanet train` prints one such line for what a user can mend.
         errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
         raise InputError(
             f"{run}: ended with status {code}: {errors[0] if errors else 'no message'}"
@@ -676,7 +676,7 @@ def print_probes(study: Study, probes: Sequence[Probed], *, title: str, console:
     larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
     overrides = taken.overrides(study.config)
-    command = study.command(command_words("launch"), train_words(), *overrides)
+    command = study.command(command_words("launch"), command_words("train"), *overrides)
     print_line(console, f"command{note}: {shlex.join(command)}")
     print_line(console, f"chart: {file}")
 

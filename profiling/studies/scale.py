@@ -1,4 +1,4 @@
-"""`python -m launch scale`: measure the throughput of training by ranks and threads.
+"""`retinanet launch scale`: measure the throughput of training by ranks and threads.
 
 Every shape that fits the hosts is a job of its own (`profiling.studies.rounds`). Tables, JSON and
 chart are made from one record for each requested shape.
@@ -55,10 +55,10 @@ DECIDED_HERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
-    """The options of `python -m launch scale`."""
+    """The options of `retinanet launch scale`."""
 
     config: str = option(
-        "a YAML file, or a name in configs/, as for train.py", default="demo.yaml", metavar="NAME"
+        "a YAML file, or a name in configs/, as for train", default="demo.yaml", metavar="NAME"
     )
     overrides: list[str] = overrides_argument()
     ranks: tuple[int, ...] = option(
@@ -208,7 +208,7 @@ ABOUT = """\
 Measure the throughput of training (images/s) by number of ranks and threads.
 
 Each combination of --ranks and --threads is a separate job, started by mpirun, with ranks pinned
-as in train.py. The jobs train MLPerf's model with random weights on the configuration's data, one
+as in a training. The jobs train MLPerf's model with random weights on the configuration's data, one
 after another, in rounds. Every other step exchanges no gradients, so that the cost of the exchange
 is measured within one job. Combinations that need more cores than there are appear as –, with the
 reason. Run it on an otherwise idle machine.
@@ -219,12 +219,12 @@ of ranks. More ranks with fewer threads are then often faster."""
 
 EXAMPLES = """\
 examples:
-  python -m launch scale --ranks 1,2 --threads 1,2                    # synthetic data, minutes
-  python -m launch scale --ranks 1,2,4,8 --threads 7,14,28,56 --config coco.yaml \\
+  retinanet launch scale --ranks 1,2 --threads 1,2                    # synthetic data, minutes
+  retinanet launch scale --ranks 1,2,4,8 --threads 7,14,28,56 --config coco.yaml \\
       data.root=/data/coco --json scaling.json                        # also writes scaling.png
-  python -m launch scale --ranks 1,2 --threads 1,2 --global-batch 2 \\
+  retinanet launch scale --ranks 1,2 --threads 1,2 --global-batch 2 \\
       data.image_size=800 distributed.compress=bf16                   # the project's targets
-  python -m launch scale --ranks 2,4,8 --threads 28 --hosts a,b --config coco.yaml \\
+  retinanet launch scale --ranks 2,4,8 --threads 28 --hosts a,b --config coco.yaml \\
       data.root=/data/coco --chart scaling.png                        # over two hosts"""
 
 

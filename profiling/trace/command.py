@@ -1,4 +1,4 @@
-"""`python -m profiling trace`: read a trace, print tables, write JSON, CSV and charts."""
+"""`retinanet profile trace`: read a trace, print tables, write JSON, CSV and charts."""
 
 import argparse
 import json
@@ -54,12 +54,12 @@ operators, forward and backward, the costliest operators outside oneDNN and the 
 them, and fragmentation: how short operators are, how often they change, when none runs.
 
 The input is a file of export_chrome_trace, .json or .json.gz, of any model; torch is not needed.
-Traces of train.py (profile.trace) have marks of steps, phases and modules: `step 20`,
+Traces of trainings (profile.trace) have marks of steps, phases and modules: `step 20`,
 `phase: forward`, `module: backbone.body.conv1`. In other traces, steps are those of
 torch.profiler.schedule or the whole trace, backward is the time of autograd, optimizer and data are
 torch's marks, and modules are known if the trace was recorded with with_stack=True.
 
-Traces of train.py also contain the bytes that the operators of the step before the window read and
+Traces of trainings also contain the bytes that the operators of the step before the window read and
 write; they are shown by phase and operator.
 
 A trace does not show which library multiplies matrices. A oneDNN log of the same steps does: train
@@ -74,12 +74,12 @@ files in --out DIR:
 
 EXAMPLES = """\
 examples:
-  python train.py profile.trace.steps=20-22
-  python -m profiling trace runs/demo/trace/rank0.json.gz
-  python -m profiling trace runs/demo/trace/rank0.json.gz --out trace --json trace.json
-  python -m profiling trace runs/demo/trace/rank0.json.gz --step 21,22 --top 40
-  python -m profiling trace runs/demo/trace/rank0.json.gz --onednn-log runs/demo/onednn/rank0.log
-  python -m profiling trace any-model.json"""
+  retinanet train profile.trace.steps=20-22
+  retinanet profile trace runs/demo/trace/rank0.json.gz
+  retinanet profile trace runs/demo/trace/rank0.json.gz --out trace --json trace.json
+  retinanet profile trace runs/demo/trace/rank0.json.gz --step 21,22 --top 40
+  retinanet profile trace runs/demo/trace/rank0.json.gz --onednn-log runs/demo/onednn/rank0.log
+  retinanet profile trace any-model.json"""
 
 
 def step_numbers(text: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def step_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """The options of `python -m profiling trace`."""
+    """The options of `retinanet profile trace`."""
 
     file: Path = argument("a Chrome trace of torch.profiler, plain or .gz", metavar="TRACE")
     step: tuple[int, ...] | None = option(

@@ -101,7 +101,7 @@ def autocast(precision: str) -> AbstractContextManager[None]:
 
 
 PACKAGE = "intel_extension_for_pytorch"
-ADVICE = "run `make ipex`, then `.venv-ipex/bin/python train.py …`; or set engine.name=torch"
+ADVICE = "run `make ipex`, then `.venv-ipex/bin/retinanet train …`; or set engine.name=torch"
 """IPEX has an environment of its own, as it needs another torch than the default one."""
 
 

@@ -5,7 +5,7 @@ not see them, so each call is reported with its bytes to a listener, if there is
 (`profiling.capture.byte_counter` and `profiling.bench` are listeners). Without one that costs a
 comparison.
 
-`compile_kernels` is `python -m retinanet compile`: every C++ file compiled ahead of time, for an
+`compile_kernels` is `retinanet compile`: every C++ file compiled ahead of time, for an
 image or a shared folder.
 """
 

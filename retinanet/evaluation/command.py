@@ -1,4 +1,4 @@
-"""`python -m retinanet evaluate`: COCO's metric of a checkpoint."""
+"""`retinanet evaluate`: COCO's metric of a checkpoint."""
 
 import json
 import math

@@ -1,7 +1,7 @@
 """The files of an evaluation: detections, table of classes, chart, and pictures.
 
 A sheet of pictures shows some validation images, true boxes beside predicted boxes.
-`python -m retinanet predict` draws boxes in the same way.
+`retinanet predict` draws boxes in the same way.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""`python -m retinanet export`: a checkpoint's detector as one file for other programs.
+"""`retinanet export`: a checkpoint's detector as one file for other programs.
 
 The file is kept only if its detections equal the checkpoint's: on images of the run's validation
 split, on a picture of the user, or on synthetic images.

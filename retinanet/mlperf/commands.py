@@ -1,4 +1,4 @@
-"""The command lines of `python -m retinanet mlperf`."""
+"""The command lines of `retinanet mlperf`."""
 
 import argparse
 import re
@@ -19,8 +19,8 @@ speed-up of a cluster. For other batch sizes, epochs, learning rate and warm-up 
 
 POINTS_EXAMPLES = """\
 examples:
-  python -m retinanet mlperf points
-  python -m retinanet mlperf points --batch-size 128 448 1536 --chart points.png"""
+  retinanet mlperf points
+  retinanet mlperf points --batch-size 128 448 1536 --chart points.png"""
 
 CHECK_DESCRIPTION = """\
 Run MLCommons' compliance checker on the log of a run, and list all violations. Exit status 0: it
@@ -46,9 +46,9 @@ are cut are left out. Times are medians, with the range in parentheses."""
 
 COMPARE_EXAMPLES = """\
 examples:
-  python -m retinanet mlperf compare runs/first runs/second
-  python -m retinanet mlperf compare runs/demo intel.txt --size intel.txt=16x4x28
-  python -m retinanet mlperf compare published/*.txt --chart compare.png --json compare.json
+  retinanet mlperf compare runs/first runs/second
+  retinanet mlperf compare runs/demo intel.txt --size intel.txt=16x4x28
+  retinanet mlperf compare published/*.txt --chart compare.png --json compare.json
 
 docs/mlperf.md shows the result for Intel's and NVIDIA's logs."""
 
@@ -88,7 +88,7 @@ RULES_OF_LOG = "rule set (default: the newest that has the log's benchmark)"
 
 @dataclass(frozen=True, kw_only=True)
 class PointsOptions:
-    """The options of `python -m retinanet mlperf points`."""
+    """The options of `retinanet mlperf points`."""
 
     batch_size: list[int] | None = option(
         "global batch sizes to interpolate: ranks × training.batch_size × "
@@ -111,7 +111,7 @@ class PointsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """The options of `python -m retinanet mlperf check`."""
+    """The options of `retinanet mlperf check`."""
 
     path: Path = argument(RUN_LOG, metavar="RUN")
     rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
@@ -120,7 +120,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RcpOptions:
-    """The options of `python -m retinanet mlperf rcp`."""
+    """The options of `retinanet mlperf rcp`."""
 
     runs: list[Path] = argument(RUN_LOG, metavar="RUN", nargs="+")
     rules: Rules | None = option(RULES_OF_LOG, default=None, choices=RULES)
@@ -129,7 +129,7 @@ class RcpOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The options of `python -m retinanet mlperf compare`."""
+    """The options of `retinanet mlperf compare`."""
 
     runs: list[Path] = argument(RUN_LOG, metavar="RUN", nargs="+")
     size: list[tuple[str, Machine]] | None = option(
@@ -152,7 +152,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionOptions:
-    """The options of `python -m retinanet mlperf submission`."""
+    """The options of `retinanet mlperf submission`."""
 
     runs: list[Path] = argument(RUN_FOLDER, metavar="RUN", nargs="+")
     out: Path = option("the submission's folder", metavar="DIR")

@@ -47,7 +47,7 @@ class Closed(NamedTuple):
 
     Batch size, learning rate and warm-up are free (MLPerf Training Rules, Hyperparameters; the
     official checker's closed_retinanet.yaml); other fields must equal the reference's. The data
-    set is not part of it: `python -m retinanet mlperf check` counts its images.
+    set is not part of it: `retinanet mlperf check` counts its images.
     """
 
     expected: str

@@ -139,8 +139,8 @@ The configuration and environment of each run, including the command line, are i
 
     git checkout {commit}
     ./setup.sh
-    .venv/bin/python -m data download openimages --out /data/open-images-v6-mlperf
-    .venv/bin/python train.py --config result_0/config.yaml data.root=/data/open-images-v6-mlperf
+    .venv/bin/retinanet data download openimages --out /data/open-images-v6-mlperf
+    .venv/bin/retinanet train --config result_0/config.yaml data.root=/data/open-images-v6-mlperf
 """
 
 

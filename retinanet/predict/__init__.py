@@ -1,1 +1,1 @@
-"""`python -m retinanet predict`: detect objects in pictures and videos."""
+"""`retinanet predict`: detect objects in pictures and videos."""

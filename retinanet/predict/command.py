@@ -1,4 +1,4 @@
-"""`python -m retinanet predict`: detect objects in pictures and videos; draw boxes, write JSON.
+"""`retinanet predict`: detect objects in pictures and videos; draw boxes, write JSON.
 
 Pictures are processed in batches: the next batch is decoded and the last one drawn in threads.
 """

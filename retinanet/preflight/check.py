@@ -1,4 +1,4 @@
-"""All checks of a run: those of `train.py --check`, and the cheap ones that every start makes.
+"""All checks of a run: those of `--check`, and the cheap ones that every start makes.
 
 `check` makes all of them, on every host of the job, and prints the results. `check_start` makes
 those that take some 100 milliseconds once torch is loaded, before anything is written.

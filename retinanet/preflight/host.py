@@ -36,7 +36,7 @@ from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.preflight.run import KnownData
 
 PLACEMENT = "placement"
-SEE_PLAN = "see `python -m launch plan`"
+SEE_PLAN = "see `retinanet launch plan`"
 
 
 def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[Share, ...]]:
@@ -66,7 +66,7 @@ def check_launcher(
     if ranks.launcher != "none" or planned > 1 or not is_number(tasks) or int(tasks) < 2:
         return ()
     detail = f"SLURM_NTASKS={tasks}, but this is a single process, not started by srun"
-    fix = f"start {tasks} ranks with srun python train.py …, or mpirun -np {tasks}"
+    fix = f"start {tasks} ranks with srun retinanet train …, or mpirun -np {tasks}"
     return (warning("ranks", detail, fix=fix),)
 
 

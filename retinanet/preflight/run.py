@@ -377,7 +377,7 @@ def check_ranks(config: Config, *, ranks: int) -> list[Finding]:
 SUBJECT = "data"
 SAMPLED = 24  # Images of each split: the first, the last, and others at random
 SECONDS = 2.0
-VERIFY_ALL = "`python -m data verify` checks all"
+VERIFY_ALL = "`retinanet data verify` checks all"
 
 
 def check_data(config: Config, *, ranks: int) -> list[Finding]:
@@ -400,7 +400,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             if opened[name] is None:  # too large to be read now
                 megabytes = split.annotations.stat().st_size // 10**6
                 detail = f"{split.annotations} ({megabytes} MB) has no index yet; its images were "
-                fix = "the run creates it, or `python -m data convert`"
+                fix = "the run creates it, or `retinanet data convert`"
                 findings.append(warning(SUBJECT, f"{detail}not checked", fix=fix))
         train, validation = opened["train"], opened["validation"]
         if train is None:

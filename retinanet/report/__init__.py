@@ -1,1 +1,1 @@
-"""`python -m retinanet report`: one page about what a trained detector finds and misses."""
+"""`retinanet report`: one page about what a trained detector finds and misses."""

@@ -1,4 +1,4 @@
-"""`python -m retinanet report`: from a run to a page about its detector."""
+"""`retinanet report`: from a run to a page about its detector."""
 
 import math
 from dataclasses import asdict

@@ -62,7 +62,7 @@ def doubts(material: Material) -> Iterator[Suggestion]:
             title,
             f"The numbers show how well it remembers {them}, not how well it works on new "
             "pictures.",
-            "Keep some labelled pictures out of training: `python -m data split` divides them.",
+            "Keep some labelled pictures out of training: `retinanet data split` divides them.",
             "result",
         )
     if boxes < FEW_BOXES:
@@ -76,8 +76,8 @@ def doubts(material: Material) -> Iterator[Suggestion]:
         yield Suggestion(
             "the detector finds nothing yet",
             "No box of any score lies on a labelled object of its class.",
-            "Train longer. If the loss does not fall, check the labels with `python -m data "
-            "verify`, and look at what the network sees with `python -m data show`.",
+            "Train longer. If the loss does not fall, check the labels with `retinanet data "
+            "verify`, and look at what the network sees with `retinanet data show`.",
             "result",
         )
 
@@ -155,7 +155,7 @@ def weak_classes(material: Material) -> Iterator[Suggestion]:
                 f"{counted(len(weak), 'class', 'classes')} "
                 f"{'is' if len(weak) == 1 else 'are'} found much less well than the others",
                 f"{listed(weak, NAMES)}.",
-                "Compare their numbers of labelled boxes in the training pictures: `python -m data "
+                "Compare their numbers of labelled boxes in the training pictures: `retinanet data "
                 "verify` lists them. Classes with few boxes gain most from more pictures.",
                 "classes",
             )

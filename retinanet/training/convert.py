@@ -1,4 +1,4 @@
-"""`python -m retinanet convert`: weights from a `.pth` as safetensors, a detector as a checkpoint.
+"""`retinanet convert`: weights from a `.pth` as safetensors, a detector as a checkpoint.
 
 With `--detector`, the `.pth` of another script's detector becomes a checkpoint; its classes are
 read from COCO-format JSON or a list of names.

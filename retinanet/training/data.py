@@ -214,6 +214,6 @@ class BadImages:
         if new and len(self.seen) > self.limit:
             raise InputError(
                 f"{new[-1]}; more than data.bad_image_limit={self.limit} images could not be read: "
-                "run `python -m data verify`, which finds all of them"
+                "run `retinanet data verify`, which finds all of them"
             )
         return new

@@ -133,7 +133,7 @@ def read_weights_file(file: Path) -> SourceDetector:
     if CLASS_NAMES not in texts:
         raise InputError(
             f"{file}: has no class names, by which classes are matched; name them once with "
-            f"python -m retinanet convert --detector {file} --classes FILE.json --out DIR, and set "
+            f"retinanet convert --detector {file} --classes FILE.json --out DIR, and set "
             "model.weights=DIR"
         )
     try:

@@ -29,7 +29,7 @@ from retinanet.training.checkpoint import newest_first
 from retinanet.training.detector_weights import DetectorStart
 
 WEIGHTS = "weights.json"  # The detector that the run started from, see `DetectorStart`
-REPORT = "report.html"  # Written by `python -m retinanet report`
+REPORT = "report.html"  # Written by `retinanet report`
 ENVIRONMENT = "environment.json"
 OWN_FILES = ("config.yaml", ENVIRONMENT, "metrics.jsonl", "mlperf.log", WEIGHTS, REPORT)
 OWN_FOLDERS = ("checkpoints", "tensorboard", "eval", "pictures", "onednn", "trace", "perf")

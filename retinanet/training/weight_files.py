@@ -3,7 +3,7 @@
 Torch's files are pickles: programs that build objects. `weights_only=True` lets such a program
 build tensors and plain containers only, but torch before 2.10 has a known hole (CVE-2026-24747): a
 file made for it can corrupt memory and so run code. So such files are read here alone, for
-`python -m retinanet convert` and for the one file of torchvision's that is known by its hash.
+`retinanet convert` and for the one file of torchvision's that is known by its hash.
 """
 
 import argparse

@@ -16,7 +16,6 @@ from common.program import (
     module_command,
     module_name,
     program_version,
-    train_words,
 )
 from tests.structure import read_product
 from tests.support.commands import REPOSITORY, run_program
@@ -25,43 +24,34 @@ OURS = re.compile(r"(common|data|launch|profiling)(\.\w+)*|train\.py")
 ALLOWED = {"common.program", "launch.mpirun"}
 
 
-@pytest.fixture(params=["script", "environment", "editable"])
-def elsewhere(
+@pytest.fixture(params=[True, False], ids=["set up", "packages only"])
+def program(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """Another working directory: of a checkout's script or module, or an editable installation."""
+) -> str | None:
+    """Return the program's path in an environment that may lack it, from another folder."""
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    monkeypatch.setattr(sys, "executable", f"{environment}/python")
     monkeypatch.chdir(tmp_path)
-    others = [entry for entry in sys.path if Path(entry).resolve() != FOLDER]
-    path = {
-        "script": [str(FOLDER), *others],
-        "environment": ["", str(FOLDER), *others],
-        "editable": ["", *others, str(FOLDER)],
-    }
-    monkeypatch.setattr(sys, "path", path[request.param])
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER) if request.param == "environment" else "")
-    return tmp_path
+    if not request.param:
+        return None
+    (environment / "retinanet").touch()
+    return "environment/retinanet"
 
 
-def test_commands_typed_in_another_folder(elsewhere: Path) -> None:
-    path = [] if sys.path[-1] == str(FOLDER) else ["env", f"PYTHONPATH={FOLDER}"]
-    assert command_words("data") == [*path, "python", "-m", "data"]
-    assert command_words("train") == ["python", str(FOLDER / "train.py")]
-    assert train_words() == [str(FOLDER / "train.py")]
-
-
-def test_folder_of_links_to_the_checkout_is_one(elsewhere: Path) -> None:
-    (elsewhere / "common").mkdir()
-    (elsewhere / "common" / "program.py").write_text("")
-    assert train_words() == [str(FOLDER / "train.py")]
-    (elsewhere / "common" / "program.py").unlink()
-    (elsewhere / "common").rmdir()
-    (elsewhere / "common").symlink_to(FOLDER / "common")
-    assert command_words("data") == ["python", "-m", "data"]
-    assert train_words() == ["train.py"]
+def test_commands_typed_in_another_folder(program: str | None, tmp_path: Path) -> None:
+    without = ["env", f"PYTHONPATH={FOLDER}", "environment/python", "-m", "retinanet"]
+    begin = [program] if program else without
+    for group, words in {"data": ["data"], "profiling": ["profile"], "retinanet": []}.items():
+        assert installed_command(group) == [*begin, *words]
+    (tmp_path / "common").symlink_to(FOLDER / "common")  # a folder of links is a checkout too
+    begin = [program] if program else ["environment/python", "-m", "retinanet"]
+    assert installed_command("train") == [*begin, "train"]
+    assert command_words("train")[0] == ("retinanet" if program else "python")
 
 
 def test_interrupted_module_is_continued_in_another_folder(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    program: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(FOLDER / "retinanet" / "__main__.py"), "train", "a.b=1"])
     words = [*installed_command("retinanet"), "train", "a.b=1", "--resume"]
@@ -69,28 +59,24 @@ def test_interrupted_module_is_continued_in_another_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_program", [True, False])
 def test_commands_run_in_another_folder(
-    elsewhere: Path, tmp_path_factory: pytest.TempPathFactory
+    has_program: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python_path = ""
-    if sys.path[-1] == str(FOLDER):
-        site = tmp_path_factory.mktemp("site")
-        (site / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(FOLDER)!r})\n")
-        python_path = str(site)
+    monkeypatch.chdir(tmp_path)
     # A folder of images of this name is no package.
-    (elsewhere / "data").mkdir()
+    Path("data").mkdir()
+    if not has_program:
+        monkeypatch.setattr("common.program.console_script", lambda: tmp_path / "none")
     for group in ("data", "train"):
         line = shlex.join([*installed_command(group), "--help"])
-        done = run_program("sh", "-c", line, cwd=elsewhere, PYTHONPATH=python_path)
-        assert done.returncode == 0 and done.stdout.startswith("usage:"), (line, done.stderr)
+        done = run_program("sh", "-c", line, cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.startswith("usage: "), (line, done.stderr)
 
 
-def test_names_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
+def test_names_of_a_checkout() -> None:
     assert module_name("data.loader") == "data.loader" and FOLDER == REPOSITORY
     assert module_command("profiling.bench.worker")[1:] == ["-m", "profiling.bench.worker"]
-    assert command_words("retinanet") == ["python", "-m", "retinanet"]
-    assert command_words("train") == ["python", "train.py"] and train_words() == ["train.py"]
 
 
 def test_version_is_that_of_the_project() -> None:

@@ -1,4 +1,4 @@
-"""`python -m data convert` and `python -m data split`."""
+"""`retinanet data convert` and `retinanet data split`."""
 
 import json
 import os

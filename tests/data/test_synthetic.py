@@ -1,4 +1,4 @@
-"""Synthetic data: the images, the data set of the demo, and `python -m data scenes`."""
+"""Synthetic data: the images, the data set of the demo, and `retinanet data scenes`."""
 
 from pathlib import Path
 from random import Random

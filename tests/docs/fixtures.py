@@ -266,7 +266,7 @@ def train_demo(path: Path, _: Path) -> None:
     settings = [*SCENES, *SMALL, "training.max_steps=4", "profile.perf=true"]
     settings += ["profile.onednn.steps=3-4", "profile.trace.steps=3-4"]
     settings += [f"run.root={path.parent}", f"run.name={path.name}"]
-    run_ours(f"train.py {' '.join(settings)}", path.parent)
+    run_ours(f"retinanet train {' '.join(settings)}", path.parent)
 
 
 def remove_calls(path: Path, made: Path) -> None:
@@ -284,7 +284,7 @@ def train_one_step(path: Path, made: Path) -> None:
     for fixture in (f"sets/{name}", "backbone.safetensors"):
         put_in_place(fixture, made, work)
     settings = [f"data.root=sets/{name}", *SMALL, BACKBONE, "training.max_steps=1"]
-    run_ours(f"train.py --config {name} {' '.join(settings)} profile.onednn.steps=1", work)
+    run_ours(f"retinanet train --config {name} {' '.join(settings)} profile.onednn.steps=1", work)
     (work / "runs" / name).rename(path)
     shutil.rmtree(work)
 
@@ -294,13 +294,13 @@ def train_on_own_photos(_: Path, made: Path) -> None:
     for part in (*OWN_PHOTOS, "runs/demo"):
         make_once(part, made)
     config = REPOSITORY / "docs/examples/my-photos.yaml"
-    run_ours(f"train.py --config {config} {' '.join(SMALL)}", made)
+    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
 
 
 def train_the_example(path: Path, made: Path) -> None:
     """Train a small version of the worked example."""
     config = REPOSITORY / "docs/examples/profiled.yaml"
-    run_ours(f"train.py --config {config} run.name={path.name} {LOGGED}", made)
+    run_ours(f"retinanet train --config {config} run.name={path.name} {LOGGED}", made)
 
 
 def train_the_patched_example(path: Path, _: Path) -> None:

@@ -26,7 +26,7 @@ class Rule(NamedTuple):
     """The commands that it is for, and how they are tested. The first rule that matches counts."""
 
     pattern: str
-    """A regular expression of whole commands, with `.venv/bin/python` written as `python`"""
+    """A regular expression of whole commands, with `.venv/bin/retinanet` written as `retinanet`"""
     how: How
     more: str = ""
     """Arguments appended to the command"""
@@ -122,21 +122,21 @@ CANNOT = {
     r"apt-get install .*": "root, and packages that would stay",
     r"srun .*": "no Slurm",
     r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*": "containers",
-    r"mpirun (?!.*train\.py).*": "a launcher's options alone; tests/launch/test_mpirun.py",
+    r"mpirun (?!.* train\b).*": "a launcher's options alone; tests/launch/test_mpirun.py",
     r"numastat -p PID": "no numactl",
     r"(?:git clone|wget) .*": "the internet",
     r"(?:cmake|cp) .*build.*": "oneDNN's sources; it takes 35 minutes",
 }
 STUDIES = "tests/profiling/studies"
 PARSED = {
-    r"python -m launch scale .*": f"{STUDIES}/scale/test_command.py",
-    r"python -m launch groups .*": f"{STUDIES}/async_groups/test_command.py",
-    r"python -m launch tune .*--measure-hosts .*": f"two hosts; {STUDIES}/tune",
-    r"python -m launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
-    r"python -m profiling peaks.*": "tests/profiling",
-    r"python -m profiling layers .*": "tests/profiling/layers",
-    r"python -m profiling bench (?!log|metric|index).*": "tests/profiling/bench",
-    r"python -m profiling ablate run.*": "tests/profiling/ablate",
+    r"retinanet launch scale .*": f"{STUDIES}/scale/test_command.py",
+    r"retinanet launch groups .*": f"{STUDIES}/async_groups/test_command.py",
+    r"retinanet launch tune .*--measure-hosts .*": f"two hosts; {STUDIES}/tune",
+    r"retinanet launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
+    r"retinanet profile peaks.*": "tests/profiling",
+    r"retinanet profile layers .*": "tests/profiling/layers",
+    r"retinanet profile bench (?!log|metric|index).*": "tests/profiling/bench",
+    r"retinanet profile ablate run.*": "tests/profiling/ablate",
     r"python -m tests\.torture .*": "tests/test_torture.py",
 }
 """Commands that tests run in small."""
@@ -160,63 +160,63 @@ RULES = (
     bash(r"\.venv/bin/pre-commit install", instead=instead_of_start("git init -q . && ")),
     bash(r"python -m pip config list"),
     # data
-    run(r"python -m data scenes .*", writes=("*/annotations/instances_default.json",)),
-    run(r"python -m data split .*", writes=("my-photos/train.json", "my-photos/validation.json")),
+    run(r"retinanet data scenes .*", writes=("*/annotations/instances_default.json",)),
+    run(r"retinanet data split .*", writes=("my-photos/train.json", "my-photos/validation.json")),
     run(
-        r"python -m data verify --config my-photos\.yaml",
+        r"retinanet data verify --config my-photos\.yaml",
         needs=OWN_PHOTOS,
         prints=("nothing stops training",),
     ),
     run(
-        r"python -m data download .*",
+        r"retinanet data download .*",
         "--classes all --pause 0.001",
         writes=("sets/*/train/labels/openimages-mlperf.json", "sets/*/validation/data/*.jpg"),
     ),
-    run(r"python -m data verify .*"),
+    run(r"retinanet data verify .*"),
     run(
-        r"python -m data show --config my-photos\.yaml .*",
+        r"retinanet data show --config my-photos\.yaml .*",
         "data.image_size=64 --count 1 --epochs 1",
         needs=OWN_PHOTOS,
     ),
     run(
-        r"python -m data show .*",
+        r"retinanet data show .*",
         " ".join((*SCENES, "data.image_size=64", "--count 1 --epochs 1")),
         writes=("show.png",),
     ),
-    run(r"python -m data convert .*\.csv .*", "--classes all"),
+    run(r"retinanet data convert .*\.csv .*", "--classes all"),
     run(
-        r"python -m data convert \S+-photos --from .*",
+        r"retinanet data convert \S+-photos --from .*",
         writes=("converted/train.json", "converted/validation.json.index/current.json"),
         unlike=("image_without_boxes", "class_without_boxes", "fewest boxes", "no boxes", "note:"),
     ),
-    run(r"python -m data convert strange-set --from .*", status=2),
+    run(r"retinanet data convert strange-set --from .*", status=2),
     run(
-        r"python -m data convert \S+",
+        r"retinanet data convert \S+",
         writes=("sets/coco/annotations/*.json.index/current.json",),
     ),
     run(
-        r"python -m data bench .*",
+        r"retinanet data bench .*",
         "--limit 4 --rounds 1 --batch-size 2 --image-size 64 --decoders simplejpeg",
     ),
     run(r"python -m retinanet\.engine\.kernels"),
     # mistakes that the pages show
-    run(r"python train\.py .* batch_size=2", status=2),
-    run(r"python train\.py .*pretrained_backbone=backbone\.pth", status=2),
-    run(r"python train\.py .*mlperf\.division=closed .*optimizer=lamb .*", status=2),
+    run(r"retinanet train .* batch_size=2", status=2),
+    run(r"retinanet train .*pretrained_backbone=backbone\.pth", status=2),
+    run(r"retinanet train .*mlperf\.division=closed .*optimizer=lamb .*", status=2),
     run(
-        r"python train\.py .*learning_rate=1e30 .*",
+        r"retinanet train .*learning_rate=1e30 .*",
         SYNTHETIC,
         status=3,
         writes=("runs/diverged/checkpoints/nonfinite-*/report.json",),
     ),
     run(
-        r"\.venv-ipex/bin/python train\.py .*engine=ipex",
+        r"\.venv-ipex/bin/retinanet train .*engine=ipex",
         SYNTHETIC,
-        instead=((r"^\S+python (.*)=ipex", r"python \1=torch"),),
+        instead=((r"^\S+/(.*)=ipex", r"\1=torch"),),
         why="it needs .venv-ipex; tests/retinanet/engine/test_ipex_engine.py",
     ),
     run(
-        r"python train\.py run\.root=small",
+        r"retinanet train run\.root=small",
         "--dry-run",
         unlike=("error: disk space",),
         why="it needs a full disk: tests/test_train_disk.py",
@@ -224,31 +224,31 @@ RULES = (
     # the tutorial
     bash(r"cp docs/examples/my-photos\.yaml my-photos\.yaml", writes=("my-photos.yaml",)),
     run(
-        r"python train\.py --config my-photos\.yaml --check",
+        r"retinanet train --config my-photos\.yaml --check",
         TINY,
         needs=(*OWN_PHOTOS, "runs/demo"),
         prints=("the run can start",),
     ),
     run(
-        r"python train\.py --config my-photos\.yaml --resume",
+        r"retinanet train --config my-photos\.yaml --resume",
         f"{TINY} training.max_steps=3",
         needs=(*OWN_PHOTOS, "runs/my-photos"),
         prints=("resumed", "finished after 3 steps"),
     ),
     run(
-        r"python train\.py --config my-photos\.yaml",
+        r"retinanet train --config my-photos\.yaml",
         TINY,
         needs=(*OWN_PHOTOS, "runs/demo"),
         writes=("runs/my-photos/checkpoints/best", "runs/my-photos/pictures/curves.png"),
         prints=("finished after 2 steps",),
     ),
     run(
-        r"python -m retinanet report runs/my-photos",
+        r"retinanet report runs/my-photos",
         needs=OWN_PHOTOS,
         writes=("runs/my-photos/report.html",),
     ),
     run(
-        r"python -m retinanet evaluate --checkpoint runs/my-photos",
+        r"retinanet evaluate --checkpoint runs/my-photos",
         needs=OWN_PHOTOS,
         prints=("mAP50",),
     ),
@@ -259,7 +259,7 @@ RULES = (
         prints=("pixels,",),
     ),
     bash(  # a shell replaces the asterisk
-        r"python -m retinanet predict .*/\*\.jpg",
+        r"retinanet predict .*/\*\.jpg",
         writes=("predictions/photo-00002.boxes.png",),
     ),
     # the worked example
@@ -282,29 +282,27 @@ RULES = (
         writes=("runs/after/onednn/rank0.log",),
     ),
     run(
-        r"python train\.py --config docs/examples/profiled\.yaml .*",
+        r"retinanet train --config docs/examples/profiled\.yaml .*",
         LOGGED,
         instead=((r"=mended", "=before"),),  # the same program again
         writes=("runs/*/onednn/rank0.log", "runs/*/trace/rank0.json.gz"),
     ),
     # training
-    run(r"train\.py --help", prints=("--dry-run", "data.root")),
-    run(r"train\.py --check", SYNTHETIC),
     bash(
-        r"python train\.py .*--check .*launch\.threads=3 .*",
+        r"retinanet train .*--check .*launch\.threads=3 .*",
         f"data.root=sets/coco {BACKBONE} data.image_size=64",
         instead=((r"threads=3", "threads=4096"), (r"batch_size=64", "batch_size=2")),
         status=2,
         unlike=("error: /dev/shm", "error: data", "error: disk space", "the run cannot"),
     ),
     run(
-        r"python train\.py .*--check data\.train_annotations.*",
+        r"retinanet train .*--check data\.train_annotations.*",
         f"{TINY} {BACKBONE} data.root=sets/coco",
     ),
-    run(r"python train\.py .*--check", f"{TINY} {BACKBONE}"),
+    run(r"retinanet train .*--check", f"{TINY} {BACKBONE}"),
     *(
         run(
-            rf"python train\.py --config {name}\.yaml .*--resume",
+            rf"retinanet train --config {name}\.yaml .*--resume",
             f"{TINY} {BACKBONE}",
             needs=(f"runs/{name}",),
             prints=("resumed",),
@@ -312,52 +310,52 @@ RULES = (
         for name in ("coco", "openimages")
     ),
     bash(
-        r"OMP_NUM_THREADS=1 GOMP_CPU_AFFINITY=1 python train\.py",
+        r"OMP_NUM_THREADS=1 GOMP_CPU_AFFINITY=1 retinanet train",
         f"{SYNTHETIC} training.max_steps=1",
         whole_machine=True,
     ),
     run(
-        r"python train\.py .*--config (?:coco|openimages)\.yaml .*",
+        r"retinanet train .*--config (?:coco|openimages)\.yaml .*",
         f"{TINY} {BACKBONE}",
         writes=("runs/*/checkpoints/best", "runs/*/mlperf.log"),
     ),
     run(
-        r"python train\.py .*profile\.onednn\.steps=.*",
+        r"retinanet train .*profile\.onednn\.steps=.*",
         SYNTHETIC,
         writes=("runs/*/onednn/rank0.log",),
     ),
     # training by several ranks
     two_ranks(
-        r"\.venv/bin/mpirun -np 8 python train\.py --config openimages\.yaml data\.root=\S+",
+        r"\.venv/bin/mpirun -np 8 retinanet train --config openimages\.yaml data\.root=\S+",
         f"{TINY} {BACKBONE}",
         writes=("runs/openimages/checkpoints/best",),
         prints=("2 ranks",),
     ),
     two_ranks(
-        r"mpirun -np 2 python train\.py .*profile\.perf=true",
+        r"mpirun -np 2 retinanet train .*profile\.perf=true",
         SYNTHETIC,
         writes=("runs/demo/onednn/rank1.log", "runs/demo/trace/rank1.json.gz"),
         unlike=("note: profile.perf", *(() if which("perf") else ("  counters",))),
     ),
     two_ranks(
-        r"mpirun -np 2 python train\.py … --resume",
+        r"mpirun -np 2 retinanet train … --resume",
         f"{SYNTHETIC} training.max_steps=5 training.epochs=2",
         needs=("runs/demo",),
     ),
     two_ranks(
-        r"mpirun -np 2 python train\.py .*batch_split=speed",
+        r"mpirun -np 2 retinanet train .*batch_split=speed",
         f"{SYNTHETIC} training.batch_size=4",
     ),
-    two_ranks(r"mpirun -np 8 python train\.py … --check", SYNTHETIC),
+    two_ranks(r"mpirun -np 8 retinanet train … --check", SYNTHETIC),
     bash(
         r"for run in 0 1 2 3 4; do\n *mpirun .*\ndone",
         instead=(("0 1 2 3 4", "0"), *TWO_RANKS, (r"\ndone", " --dry-run\ndone")),
         whole_machine=True,
         why="OpenImages by MLPerf's rules; tests/test_train_mlperf.py",
     ),
-    bash(r"mpirun -np 1 python train\.py", "--dry-run", unlike=("note: open-mpi",)),
+    bash(r"mpirun -np 1 retinanet train", "--dry-run", unlike=("note: open-mpi",)),
     two_ranks(
-        r"(?:\.venv/bin/)?mpirun -np \d+ python train\.py( .*)?",
+        r"(?:\.venv/bin/)?mpirun -np \d+ retinanet train( .*)?",
         "--dry-run",
         prints=("rank",),
         why="8 ranks; tests/test_train_ranks.py, tests/test_train_groups.py",
@@ -384,7 +382,7 @@ RULES = (
     bash(
         r"(?:[A-Z]+=\S+ )*bash launch/recipes/container\.sh",
         instead=((r"^.*bash", "ENGINE=echo RANKS=1 bash"),),
-        prints=("run --rm", "python train.py --config openimages.yaml"),
+        prints=("run --rm", "retinanet train --config openimages.yaml"),
         why="no docker; its command is printed",
     ),
     bash(
@@ -409,8 +407,8 @@ RULES = (
         why="it looks at all processes; tests/launch/image/test_health.py",
     ),
     # a trained detector
-    run(r"python -m retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
-    run(r"python -m retinanet predict .*", writes=("predictions/**/*.boxes.png",)),
+    run(r"retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
+    run(r"retinanet predict .*", writes=("predictions/**/*.boxes.png",)),
     bash(
         r"python - <<'END'.*scenes\.mp4.*END",
         needs=("runs/demo", "predictions/found.json"),
@@ -418,19 +416,19 @@ RULES = (
     ),
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
-    run(r"python -m retinanet export .*", prints=("checked with",)),
+    run(r"retinanet export .*", prints=("checked with",)),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
     run(
-        r"python -m retinanet evaluate --checkpoint converted/mlperf .*",
+        r"retinanet evaluate --checkpoint converted/mlperf .*",
         instead=((r"converted/mlperf", "runs/openimages"),),
         why="MLPerf's weights and data set are not here; tests/retinanet/training/test_convert.py",
         prints=("mAP50",),
     ),
-    run(r"python -m retinanet evaluate .*", prints=("mAP50",)),
-    run(r"python -m retinanet report .*", prints=("open it in a browser",)),
-    run(r"python -m retinanet convert --detector .* --trust", writes=("converted/*",)),
-    run(r"python -m retinanet convert .* --trust"),
-    run(r"python -m retinanet convert .*", status=2),
+    run(r"retinanet evaluate .*", prints=("mAP50",)),
+    run(r"retinanet report .*", prints=("open it in a browser",)),
+    run(r"retinanet convert --detector .* --trust", writes=("converted/*",)),
+    run(r"retinanet convert .* --trust"),
+    run(r"retinanet convert .*", status=2),
     # an installation
     bash(
         r"pip install \. -c requirements\.txt",
@@ -440,57 +438,56 @@ RULES = (
     bash(
         r"retinanet train --config demo\.yaml",
         SYNTHETIC,
-        instead=instead_of_start("python -m "),
-        why="as a module of the checkout; tests/test_wheel.py trains with the wheel",
+        why="by the checkout's program; tests/test_wheel.py trains with the wheel",
     ),
     # all commands, editors and shells
-    run(r"python -m retinanet config schema --out .*"),
-    bash(r"source <\(python -m retinanet completion bash\)", "&& complete -p retinanet"),
+    run(r"retinanet config schema --out .*"),
+    bash(r"source <\(retinanet completion bash\)", "&& complete -p retinanet"),
     # MLPerf
-    run(r"python -m retinanet mlperf submission .*", status=4),
-    run(r"python -m retinanet mlperf compare .*", unlike=("demo: ",)),  # cores may not be bound
-    run(r"python -m retinanet mlperf (?:check|rcp|points) .*"),
+    run(r"retinanet mlperf submission .*", status=4),
+    run(r"retinanet mlperf compare .*", unlike=("demo: ",)),  # cores may not be bound
+    run(r"retinanet mlperf (?:check|rcp|points) .*"),
     # ranks
     bash(r"lscpu .* > .*", writes=("node.txt",)),
-    run(r"python -m launch plan .*"),
-    run(r"python -m launch run .*", instead=((r"launch run", "launch run --dry-run"),)),
+    run(r"retinanet launch plan .*"),
+    run(r"retinanet launch run .*", instead=((r"launch run", "launch run --dry-run"),)),
     run(
-        r"python -m launch tune --plan scenes\.json .*--probe .*",
+        r"retinanet launch tune --plan scenes\.json .*--probe .*",
         unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
     ),
-    run(r"python -m launch tune .*"),
+    run(r"retinanet launch tune .*"),
     # profiling
     run(
-        r"python -m profiling trace .*",
+        r"retinanet profile trace .*",
         unlike=("oneDNN itself: ", "hardly fragmented"),  # in order of time
     ),
     run(  # measuring peaks takes half a minute
-        r"python -m profiling stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
+        r"retinanet profile stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
     ),
-    run(r"python -m profiling (?:stats|compare) .*"),
-    run(r"python -m profiling benchdnn .*", QUICK_REPLAY),
+    run(r"retinanet profile (?:stats|compare) .*"),
+    run(r"retinanet profile benchdnn .*", QUICK_REPLAY),
     run(
-        r"python -m profiling efficiency .* --no-cold .*",
+        r"retinanet profile efficiency .* --no-cold .*",
         "--repeats 1 --peaks none",
         writes=("runs/efficiency/replay.json",),
         prints=("efficiency:",),
     ),
     run(
-        r"python -m profiling efficiency .*",
+        r"retinanet profile efficiency .*",
         "--replay replay/replay.json --peaks none",
         prints=("efficiency:",),
     ),
-    run(r"python -m profiling report runs/after .*", "--peaks none"),
-    run(r"python -m profiling report .*--peaks .*", writes=("report.html",)),
-    run(r"python -m profiling report .*", "--peaks none", writes=("report.html",)),
+    run(r"retinanet profile report runs/after .*", "--peaks none"),
+    run(r"retinanet profile report .*--peaks .*", writes=("report.html",)),
+    run(r"retinanet profile report .*", "--peaks none", writes=("report.html",)),
     run(  # the targets are of a log of the page's size
-        r"python -m profiling bench log", "--lines 2000 --problems 20", unlike=("┃ what",)
+        r"retinanet profile bench log", "--lines 2000 --problems 20", unlike=("┃ what",)
     ),
-    run(r"python -m profiling bench metric", "--images 20 --found 10"),
-    run(r"python -m profiling bench index", "--images 200 --boxes 900 --ranks 1"),
-    run(r"python -m profiling ablate list"),
+    run(r"retinanet profile bench metric", "--images 20 --found 10"),
+    run(r"retinanet profile bench index", "--images 200 --boxes 900 --ranks 1"),
+    run(r"retinanet profile ablate list"),
     run(
-        r"python -m profiling ablate report --quick",
+        r"retinanet profile ablate report --quick",
         needs=("runs/ablations/quick",),
         writes=("runs/ablations/quick/ablations.html", "runs/ablations/quick/ablations.md"),
     ),
@@ -505,13 +502,14 @@ def matching_rule(command: Command) -> Rule | None:
 
 
 def plain(text: str) -> str:
-    """Return the command with `python` written in one way, as rules have it."""
-    return re.sub(r"(?:\.venv/bin/)(?=python )", "", text)
+    """Return the command with its program written in one way, as rules have it."""
+    return re.sub(r"(?:\.venv/bin/)(?=(?:python|retinanet) )", "", text)
 
 
 NAME = re.compile(
-    r"python -m (?:data|launch|profiling|retinanet)(?: [a-z][a-z-]*){0,2}(?: --[a-z-]+)*(?: …)?|"
-    r"train\.py|make|\.venv/bin/(?:python|mpirun)|mpirun|srun|torchrun|docker [a-z]+"
+    r"retinanet(?: [a-z][a-z-]*){0,3}(?: --[a-z-]+)*(?: …)?|"
+    r"python -m (?:data|launch|profiling|retinanet)|"
+    r"train\.py|make|\.venv/bin/(?:python|mpirun|retinanet)|mpirun|srun|torchrun|docker [a-z]+"
 )
 """A command's name, perhaps with an option, which is not meant to be run as it stands."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from common.cli import run_command
+from common.program import PROGRAM
 from launch.environment import set_allocator
 from retinanet.config_file import load_config
 from tests.support.commands import run_program
@@ -36,14 +37,14 @@ def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[s
 
 
 def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str]:
-    """Run `python -m data …`, `python train.py …` and the like in this process.
+    """Run `retinanet data …` and the like in this process.
 
     Training is not pinned, as torch is loaded already.
     """
     variables, program, arguments = split_command(command)
-    script = program if program.endswith(".py") else f"{program}/__main__.py"
-    if program == "train.py":
-        arguments = ["launch.pin=false", "launch.threads=1", *arguments]
+    script = program if program == PROGRAM else f"{program}/__main__.py"
+    if arguments[:1] == ["train"]:
+        arguments[1:1] = ["launch.pin=false", "launch.threads=1"]
         set_allocator("tuned")
     with (
         contextlib.chdir(folder),
@@ -85,7 +86,7 @@ def stopped_after_parsing() -> Iterator[None]:
 
 
 def split_command(command: Sequence[str]) -> tuple[dict[str, str], str, list[str]]:
-    """Return variables, the program (`train.py`, or a package), and its arguments."""
+    """Return variables, the program (`retinanet`, or a module), and its arguments."""
     remaining = list(command)
     variables = {}
     while re.fullmatch(r"[A-Z_]+=\S+", remaining[0]):
@@ -99,8 +100,8 @@ def split_command(command: Sequence[str]) -> tuple[dict[str, str], str, list[str
 
 
 def main_function(program: str) -> Callable[[], int]:
-    """Return the function that `python PROGRAM` or `python -m PROGRAM` calls."""
-    module = importlib.import_module(program.removesuffix(".py"))
+    """Return the function that `retinanet`, or `python -m PROGRAM` calls."""
+    module = importlib.import_module(program)
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"{program}.__main__")
     main: Callable[[], int] = module.main

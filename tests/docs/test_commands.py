@@ -147,13 +147,12 @@ def run_inner(text: str, folder: Path) -> CompletedProcess[str]:
     """Read our command that a launcher or a container would start."""
     files = re.findall(r"(?<!\S)(?:launch|configs|docs)/[\w./-]+", text)
     assert [name for name in files if not (folder / name).exists()] == []
-    training = re.search(r"train\.py.*", text)
-    if training:
-        return run_in_process([*shlex.split(training[0]), "--dry-run"], folder)
-    module = re.search(r"python -m (?:data|launch|profiling|retinanet) .*", text)
-    if module:
-        return parse_only(shlex.split(module[0]), folder)
-    return CompletedProcess(text, 0, "", "")
+    ours = re.search(r"(?<!\S)retinanet (\w+).*", text)
+    if ours is None:
+        return CompletedProcess(text, 0, "", "")
+    if ours[1] == "train":
+        return run_in_process([*shlex.split(ours[0]), "--dry-run"], folder)
+    return parse_only(shlex.split(ours[0]), folder)
 
 
 def run_download(text: str, folder: Path) -> CompletedProcess[str]:

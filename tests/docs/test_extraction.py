@@ -7,15 +7,15 @@ from tests.docs.pages import Command, page_commands, unmarked_commands
 from tests.docs.rules import is_a_name, matching_rule
 
 PAGE = """\
-# A page: `make demo`, then `python -m data verify --config NAME`, not `data/` nor `make_it`
+# A page: `make demo`, then `retinanet data verify --config NAME`, not `data/` nor `make_it`
 
 ```bash
 make test    # minutes
-.venv/bin/python train.py --config coco.yaml \\
+.venv/bin/retinanet train --config coco.yaml \\
     data.root=/data/coco    # on two lines
 
 for run in 0 1; do
-    mpirun -np 2 python train.py run.name=$run
+    mpirun -np 2 retinanet train run.name=$run
 done
 python - <<'END'
 import train    # a module
@@ -24,13 +24,13 @@ END
 ```
 
 ```text
-$ python -m profiling stats LOG \\
+$ retinanet profile stats LOG \\
       --top 3
 3 problems
 $ ls '#1'
 finished
 next:
-  .venv/bin/python -m profiling stats LOG
+  .venv/bin/retinanet profile stats LOG
   a line that is none
 ```
 """
@@ -40,22 +40,22 @@ def test_commands_are_extracted_from_blocks_prompts_and_sentences() -> None:
     commands = list(page_commands(PAGE, "a.md"))
     assert {command.place: command.text for command in commands[:-2]} == {
         "a.md:4": "make test",
-        "a.md:5": ".venv/bin/python train.py --config coco.yaml data.root=/data/coco",
-        "a.md:8": "for run in 0 1; do\n    mpirun -np 2 python train.py run.name=$run\ndone",
+        "a.md:5": ".venv/bin/retinanet train --config coco.yaml data.root=/data/coco",
+        "a.md:8": "for run in 0 1; do\n    mpirun -np 2 retinanet train run.name=$run\ndone",
         "a.md:11": "python - <<'END'\nimport train\n\nEND",
-        "a.md:18": "python -m profiling stats LOG --top 3",
+        "a.md:18": "retinanet profile stats LOG --top 3",
         "a.md:21": "ls '#1'",
-        "a.md:24": ".venv/bin/python -m profiling stats LOG",
+        "a.md:24": ".venv/bin/retinanet profile stats LOG",
     }
     inline = [command.text for command in commands if command.is_inline]
-    assert inline == ["make demo", "python -m data verify --config NAME"]
+    assert inline == ["make demo", "retinanet data verify --config NAME"]
     shown = {command.text: command.shown for command in commands}
-    assert shown["python -m profiling stats LOG --top 3"] == ("3 problems",)
+    assert shown["retinanet profile stats LOG --top 3"] == ("3 problems",)
     assert shown["ls '#1'"][0] == "finished" and shown["make test"] == ()
 
 
 @pytest.mark.parametrize(
-    "text", ["python -m data verfy x.json", "python train.yp", "make-believe", "docker-compose up"]
+    "text", ["retinanet data verfy x.json", "retinanet trian", "make-believe", "docker-compose up"]
 )
 def test_unknown_command_has_no_rule(text: str) -> None:
     assert matching_rule(Command(text, "a.md:1")) is None
@@ -64,12 +64,12 @@ def test_unknown_command_has_no_rule(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "is_name"),
     [
-        ("python -m data verify", True),
-        ("python -m launch groups --whole", True),
+        ("retinanet data verify", True),
+        ("retinanet launch groups --whole", True),
         ("train.py", True),
         (".venv/bin/mpirun", True),
         ("python -m pip list", False),
-        ("python -m profiling stats LOG", False),
+        ("retinanet profile stats LOG", False),
         ("make demo", False),
     ],
 )
@@ -83,7 +83,7 @@ def test_name_in_a_sentence_is_not_a_command(text: str, is_name: bool) -> None:
     [
         ("```\nmake test\n```\n", 1),
         ("```bash\nmake test\n```\n", 0),
-        ("```text\npython train.py\n```\n", 1),
+        ("```text\nretinanet train\n```\n", 1),
         ("so:\n\n    mpirun -np 2 x\n", 1),
     ],
 )

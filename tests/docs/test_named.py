@@ -20,7 +20,7 @@ from tests.docs.runner import run_in_process
 
 PAGES = {str(page.relative_to(REPOSITORY)): page.read_text("utf-8") for page in all_pages()}
 
-PROGRAMS = ("train.py", "data", "launch", "profiling", "retinanet", "tests.torture", "tests.fuzz")
+PROGRAMS = ("data", "launch", "profiling", "retinanet", "tests.torture", "tests.fuzz")
 
 OTHER_PROGRAMS = {
     "mpirun": ("--allow-run-as-root", "--bind-to", "--mca", "--prtemca"),
@@ -106,7 +106,7 @@ NAMES = sorted(
         plain(command.text).removesuffix(" …")
         for page, text in PAGES.items()
         for command in page_commands(text, page)
-        if is_a_name(command) and "python -m " in command.text
+        if is_a_name(command) and plain(command.text).startswith("retinanet")
     }
 )
 

@@ -95,13 +95,16 @@ def test_container_of_each_rank_gets_its_variables(tmp_path: Path) -> None:
             f"-e RANK={rank} -e WORLD_SIZE=2 -e LOCAL_RANK={rank} -e LOCAL_WORLD_SIZE=2" in command
         )
         assert "-e MASTER_ADDR=127.0.0.1 -e MASTER_PORT=29500 -v /d:/d:ro" in command
-        assert f"train.py --config coco.yaml run.name=a b data.root=/d run.root={runs}\n" in command
+        assert (
+            f"retinanet train --config coco.yaml run.name=a b data.root=/d run.root={runs}\n"
+            in command
+        )
 
 
 JOBS = {
-    "slurm.sbatch": ".venv/bin/python train.py",
+    "slurm.sbatch": ".venv/bin/retinanet train",
     "apptainer.sbatch": "apptainer exec --pwd /app --bind /d:/d:ro --bind RUNS:/app/runs a.sif "
-    "python train.py",
+    "retinanet train",
 }
 
 
@@ -174,8 +177,8 @@ def cluster_mpi(tmp_path: Path) -> str:
 
 
 RANKS_OF_16_HOSTS = (
-    "train.py --config openimages.yaml data.root=/d training.batch_size=4 launch.comm_cores=2 "
-    "distributed.compress=bf16"
+    "retinanet train --config openimages.yaml data.root=/d training.batch_size=4 "
+    "launch.comm_cores=2 distributed.compress=bf16"
 )
 
 
@@ -230,7 +233,7 @@ def test_slurm_job_of_16_hosts_requeues_itself(
         SLURM_CPUS_ON_NODE="112",
         SLURM_RESTART_COUNT=restarts,
     )
-    *_, last = [line for line in done.stdout.splitlines() if "train.py" in line]
+    *_, last = [line for line in done.stdout.splitlines() if "retinanet train" in line]
     assert "srun of mpirun: none 112" in done.stdout
     assert last.endswith(RANKS_OF_16_HOSTS + ("" if restarts == "0" else " --auto-resume"))
     assert ("requeue 17" in done.stdout) == (status == "75")
@@ -335,7 +338,7 @@ def test_pbs_job_submits_itself_with_variables_and_resources(
     }
     done, environment = run_pbs(tmp_path, cluster_mpi, walltime="12:00:00", **user)
     assert done.returncode == 0, done.stderr
-    *_, first = [line for line in done.stdout.splitlines() if "train.py" in line]
+    *_, first = [line for line in done.stdout.splitlines() if "retinanet train" in line]
     assert "-np 32 " in first and first.endswith(user["ARGUMENTS"])
     options = done.stdout.splitlines()
     options = options[options.index("-q") :]
@@ -353,7 +356,7 @@ def test_pbs_job_submits_itself_with_variables_and_resources(
     submitted = {name: environment[name] for name in user}
     assert submitted == user and environment["RESUME"] == "--auto-resume"
     resumed, _ = run_pbs(tmp_path, cluster_mpi, walltime="12:00:00", RESUME="--auto-resume")
-    *_, second = [line for line in resumed.stdout.splitlines() if "train.py" in line]
+    *_, second = [line for line in resumed.stdout.splitlines() if "retinanet train" in line]
     assert second.endswith(" --auto-resume")
 
 
@@ -487,8 +490,8 @@ def test_mpi_job_of_kubernetes_is_consistent() -> None:
     spec = job["spec"]
     launcher, worker = (spec["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     [starter] = launcher["template"]["spec"]["containers"]
-    mpirun, _, count, python, *arguments = starter["args"]
-    assert (mpirun, python) == ("mpirun", "python")
+    mpirun, _, count, program, *arguments = starter["args"]
+    assert (mpirun, program, arguments[0]) == ("mpirun", "retinanet", "train")
     assert int(count) == spec["slotsPerWorker"] * worker["replicas"]
     [waiter] = worker["template"]["spec"]["containers"]
     python, option, module = waiter["lifecycle"]["preStop"]["exec"]["command"]

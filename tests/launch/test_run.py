@@ -1,4 +1,4 @@
-"""`python -m launch run`: its command line, forwarded signals, and hosts that do not start."""
+"""`retinanet launch run`: its command line, forwarded signals, and hosts that do not start."""
 
 import os
 import shlex

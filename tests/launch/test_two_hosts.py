@@ -342,7 +342,7 @@ def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
     stopped = ended(job)
     assert stopped.code == 75, stopped.errors
     assert stopped.output.count(": checkpoint written") == 1  # SIGUSR1 with Open MPI
-    assert "with python -m launch run" not in stopped.output
+    assert "with retinanet launch run" not in stopped.output
 
     steps = len(read_records(run, kind="step"))
     changes = ["distributed.timeout_s=5", "checkpoint.every=1 steps"]

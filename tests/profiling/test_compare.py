@@ -1,4 +1,4 @@
-"""`python -m profiling compare`: two logs side by side."""
+"""`retinanet profile compare`: two logs side by side."""
 
 import csv
 import io

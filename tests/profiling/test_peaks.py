@@ -146,7 +146,7 @@ def test_invalid_field_is_one_line(fields: dict[str, Any], problem: str, tmp_pat
     file.write_text(json.dumps(dataclasses.asdict(PEAKS) | fields))
     message = error_message(load_peaks, file)
     assert message.startswith(f"{file}: has no peak rates ({problem}")
-    assert "python -m profiling peaks --json" in message
+    assert "retinanet profile peaks --json" in message
 
 
 def test_measurement_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:

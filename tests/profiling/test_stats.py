@@ -1,4 +1,4 @@
-"""`python -m profiling stats`: tables, files, charts, and the paper's parameters."""
+"""`retinanet profile stats`: tables, files, charts, and the paper's parameters."""
 
 import csv
 import io

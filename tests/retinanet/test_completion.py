@@ -33,7 +33,7 @@ def is_valid(tree: object, schema: Any) -> bool:
 
 def test_shipped_schema_is_that_of_the_configuration(run_here: RunHere) -> None:
     shipped = (SHIPPED / "schema.json").read_text(encoding="utf-8")
-    advice = "python -m retinanet config schema --out configs/schema.json --overwrite"
+    advice = "retinanet config schema --out configs/schema.json --overwrite"
     assert run_here(main, "config", "schema").stdout == shipped, advice
 
 

@@ -280,8 +280,7 @@ def test_settings_of_earlier_versions_are_dropped_unless_they_ask_for_something(
     assert config_from_tree(tree, "a checkpoint") == config
     file = written(tmp_path, "mlperf: {submission: out}\n")
     assert error_message(load_config, file) == (
-        f"{file}: mlperf.submission: is no setting any more; use python -m retinanet mlperf "
-        "submission"
+        f"{file}: mlperf.submission: is no setting any more; use retinanet mlperf submission"
     )
 
 

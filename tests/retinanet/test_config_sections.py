@@ -75,7 +75,7 @@ def test_fields_that_go_together_are_accepted() -> None:
 def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
     message = config_error(f"model.pretrained_backbone={file}")
     assert message.startswith("command line: model.pretrained_backbone: ") and repr(file) in message
-    assert "python -m retinanet convert FILE.pth --out FILE.safetensors" in message
+    assert "retinanet convert FILE.pth --out FILE.safetensors" in message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`python -m data show`: the sheet has the samples of a run, and wrong options are one line."""
+"""`retinanet data show`: the sheet has the samples of a run, and wrong options are one line."""
 
 from pathlib import Path
 from typing import Any

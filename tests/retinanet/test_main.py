@@ -52,7 +52,7 @@ def test_version_names_program_torch_and_python(run_here: RunHere) -> None:
     assert python == f"Python {platform.python_version()}"
 
 
-@pytest.mark.parametrize("program", ["retinanet", "python -m retinanet"])
+@pytest.mark.parametrize("program", ["retinanet", "retinanet"])
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
 def test_help_of_a_command_names_the_program(run_here: RunHere, program: str, command: str) -> None:
     name = "/usr/bin/retinanet" if program == "retinanet" else "/code/retinanet/__main__.py"

@@ -26,7 +26,7 @@ from tests.support.commands import start_program
 def start_training(
     *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start `python train.py` with one thread, so that sums have a fixed order."""
+    """Start `retinanet train` with one thread, so that sums have a fixed order."""
     command = (sys.executable, "train.py", *arguments, "launch.threads=1")
     return start_program(*command, env=environment, start_new_session=True)
 

@@ -1,4 +1,4 @@
-"""Recipes of `python -m data bench`: decoders, the whole pipeline, loaders, and MLPerf's recipe.
+"""Recipes of `retinanet data bench`: decoders, the whole pipeline, loaders, and MLPerf's recipe.
 
 `decode` turns files into uint8 arrays, `resize` also makes squares of them. `pipeline` is all of
 ours: training samples, joined into a uint8 batch, normalized as one. `loader` has batches from

@@ -1,6 +1,6 @@
 """Recipes of training steps: ours, torchvision's, and the machine's ceiling.
 
-`step_torch` runs the functions that `train.py` runs. `step_submission` is a step through IPEX as in
+`step_torch` runs the functions of a training. `step_submission` is a step through IPEX as in
 the only CPU submission to MLPerf Training (v3.0, Intel). `step_torchvision` has the backbone that
 MLPerf trains, built and trained as torchvision's users write it. `ceiling` runs the network's large
 convolutions alone and a matrix product, `bandwidth` large copies in memory. `checkpoint` trains and

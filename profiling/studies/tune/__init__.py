@@ -1,1 +1,1 @@
-"""`python -m launch tune`: the fastest allocation of hosts, ranks, threads and batches."""
+"""`retinanet launch tune`: the fastest allocation of hosts, ranks, threads and batches."""

@@ -1,4 +1,4 @@
-"""`python -m launch tune`: measure or read, forecast, and choose an allocation of hosts."""
+"""`retinanet launch tune`: measure or read, forecast, and choose an allocation of hosts."""
 
 import argparse
 import math
@@ -15,7 +15,7 @@ from common.cli import add_command
 from common.console import make_console, print_line
 from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
 from common.files import require_writable, write_atomically, write_json
-from common.program import FOLDER, command_words, train_words
+from common.program import FOLDER, command_words
 from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (
     Program,
@@ -178,11 +178,11 @@ epochs that each global batch size needs, it then forecasts the time to the targ
 allocation of up to --hosts hosts like this one.
 
 The epochs on OpenImages are those of MLPerf's reference runs. For other data (--data CONFIG.yaml),
-train.py is run to --probe-target with each global batch size of --probe and several seeds. This
+a training runs to --probe-target with each global batch size of --probe and several seeds. This
 takes as long as these trainings take here. They are written to a folder beside the plan.
 
 The network is given by --network, or measured with one rank on each host of --measure-hosts or
---hostfile, whose gradients take the same way as those of train.py.
+--hostfile, whose gradients take the same way as those of a training.
 
 --cluster FILE.yaml forecasts one configuration of hosts that cannot be measured, from their cores,
 memory bandwidth, peak rate and network, beside published times.
@@ -192,14 +192,14 @@ continue. Stored measurements are not repeated: other options take a second, als
 
 EXAMPLES = """\
 examples:
-  python -m launch tune --plan here.json                                    # this host only
-  python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us
-  python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --deadline 24
-  python -m launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --budget 20000 \\
+  retinanet launch tune --plan here.json                                    # this host only
+  retinanet launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us
+  retinanet launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --deadline 24
+  retinanet launch tune --plan here.json --hosts 64 --network 25Gbit/s,20us --budget 20000 \\
       --chart landscape.png --slurm job.sbatch
-  python -m launch tune --plan here.json --hosts 64 --measure-hosts node1,node2
-  python -m launch tune --cluster launch/recipes/16-hosts.yaml              # described hosts
-  python -m launch tune --plan coco.json --data coco.yaml data.root=/data/coco \\
+  retinanet launch tune --plan here.json --hosts 64 --measure-hosts node1,node2
+  retinanet launch tune --cluster launch/recipes/16-hosts.yaml              # described hosts
+  retinanet launch tune --plan coco.json --data coco.yaml data.root=/data/coco \\
       --probe 16,32,64 --probe-target 0.3                                   # days"""
 
 
@@ -211,7 +211,7 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
-    """Return the arguments of `train.py`; `settings` are further `section.field=value`."""
+    """Return the arguments of `retinanet train`; `settings` are further `section.field=value`."""
     shape, count = winner.allocation.on_host, winner.allocation.groups
     return [
         "--config",
@@ -224,10 +224,11 @@ def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]
 
 
 def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
-    """Return a `python -m launch run` command, on hosts that a file names."""
+    """Return a `retinanet launch run` command, on hosts that a file names."""
     hosts = ["--hostfile", "hosts"] if winner.allocation.hosts > 1 else []
     ranks = ["--np", str(winner.allocation.ranks), *hosts]
-    return shlex.join([*command_words("launch"), "run", *ranks, "--", *train_words(), *arguments])
+    train = [*command_words("train"), *arguments]
+    return shlex.join([*command_words("launch"), "run", *ranks, "--", *train])
 
 
 def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
@@ -239,7 +240,7 @@ def slurm_script(winner: Forecast, arguments: Sequence[str]) -> str:
         r"#SBATCH --nodes=": f"{allocation.hosts}",
         r"#SBATCH --ntasks-per-node=": f"{allocation.on_host.ranks}",
         r"#SBATCH --time=": f"{hours}:00:00",
-        r"# (?=OpenImages on )": f"{allocation.name}: chosen by python -m launch tune.",
+        r"# (?=OpenImages on )": f"{allocation.name}: chosen by retinanet launch tune.",
         r"\[ \$# -gt 0 \] \|\| set -- ": shlex.join(arguments),
     }
     text = SLURM.read_text(encoding="utf-8")

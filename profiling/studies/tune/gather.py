@@ -4,7 +4,7 @@ Measurements are read from the plan's file, or measured or trained first.
 
 Each part is in the plan's file as soon as it is there, so that the same command continues after an
 interruption: the measurements of this host, the network between named hosts, and the probe runs,
-which are trainings of `train.py` one after another in a folder beside the file.
+which are trainings one after another in a folder beside the file.
 """
 
 import argparse
@@ -58,7 +58,7 @@ from retinanet.config_file import load_config
 from retinanet.mlperf.rules import NEWEST, RULES, Rules
 
 SEEDS = 2  # Probe runs of each batch size: the least that show a spread
-PROGRESS = "epoch "  # The start of the lines of `train.py` that are passed on
+PROGRESS = "epoch "  # The start of the lines of `retinanet train` that are passed on
 
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -117,7 +117,7 @@ def groups_of(text: str) -> WithGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """The options of `python -m launch tune`, by their names."""
+    """The options of `retinanet launch tune`, by their names."""
 
     hosts: int = option("available hosts", default=1, parse=number_of_ranks, metavar="H")
     network: Network | None = option(
@@ -146,7 +146,7 @@ class PlannerOptions:
     )
     data: str | None = option(
         "training data: openimages (default; epochs from MLPerf's reference runs), or a "
-        "configuration of train.py such as coco.yaml, with --probe",
+        "configuration such as coco.yaml, with --probe",
         default=None,
         metavar="NAME",
     )
@@ -466,7 +466,7 @@ def train_probe(
 
 
 def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
-    """Run `train.py`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
+    """Run `retinanet train`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
     command = [*train_command(), *options]
     with running(command, patience_s=SECONDS_TO_SAVE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -478,7 +478,7 @@ def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None
             show("stopping: the training finishes its step and writes a checkpoint")
             raise
         code = process.wait()
-    # train.py received the signal itself, such as from a batch system.
+    # The training received the signal itself, such as from a batch system.
     if code in (STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY):
         raise KeyboardInterrupt
     if code != FINISHED:

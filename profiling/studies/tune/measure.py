@@ -314,7 +314,7 @@ def evaluation_seconds(begun: PartialMeasurement) -> float:
     config = load_config(begun.question["config"], begun.overrides)
     evaluation = Variant(
         name="evaluation",
-        about="from images to boxes, as in train.py",
+        about="from images to boxes, as in a training",
         recipe=f"{RECIPES}.evaluation",
         options={"whose": "ours", "norm": config.model.norm, "precision": config.engine.precision},
         environment=PINNED,
@@ -406,7 +406,7 @@ def measure_between(hosts: tuple[str, ...], *, config: Config, mpirun: Mpirun) -
         except JobFailedError as error:
             raise InputError(
                 f"{names}: the measurement failed ({error}); check the hosts with "
-                f"python -m launch run --np {count} --hosts {names} -- hostname"
+                f"retinanet launch run --np {count} --hosts {names} -- hostname"
             ) from error
         if result.hosts < count:
             raise InputError(

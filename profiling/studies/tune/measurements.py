@@ -2,7 +2,7 @@
 
 The file can be used on another machine: other options need no new measurement. While a host is
 measured, the file has a partial measurement, from which the next command continues. MLPerf's points
-are for OpenImages; on other data `train.py` is run until a target, with several global batch sizes
+are for OpenImages; on other data a training runs until a target, with several global batch sizes
 and seeds, and the evaluations of these probe runs are stored.
 """
 
@@ -285,7 +285,7 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     measured: Measurements | PartialMeasurement = read_stored(
         file,
         schema,
-        wrong="was not written by `python -m launch tune --plan`",
+        wrong="was not written by `retinanet launch tune --plan`",
         advice="move it, or give another name",
     )
     return measured

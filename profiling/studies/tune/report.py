@@ -51,7 +51,7 @@ OTHERS_SHOWN = 8
 BATCHES_NAMED = 4
 STEP_CHANGED = 0.25  # By how much each assumption is changed to show what depends on it
 EXCHANGE_ASSUMED = (
-    "gradients are exchanged as train.py does, whichever program trains; they become ready evenly",
+    "gradients are exchanged as ours does, whichever program trains; they become ready evenly",
     "a thread that exchanges gradients reads and writes as fast as one where a step was measured, "
     "unless core_memory_gb_per_s is given",
 )
@@ -100,7 +100,7 @@ def print_plan(
         print_line(
             console,
             "groups: the global batch is that of a group; --groups multiplies its epochs by "
-            f"{with_groups.epochs:g}; python -m launch groups --whole measures this factor",
+            f"{with_groups.epochs:g}; retinanet launch groups --whole measures this factor",
         )
 
 

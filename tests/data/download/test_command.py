@@ -1,4 +1,4 @@
-"""`python -m data download`, with correct and faulty servers, kills and signals."""
+"""`retinanet data download`, with correct and faulty servers, kills and signals."""
 
 import argparse
 import hashlib
@@ -76,8 +76,8 @@ def test_downloaded_tree_is_found_by_training(
     lines = capsys.readouterr().out.splitlines()
     arguments = f"--config {dataset}.yaml data.root={tmp_path}"
     assert lines[-4:-2] == [f"complete: {tmp_path}", "next:"]
-    assert lines[-2].endswith(f"-m data verify {arguments}")
-    assert lines[-1].endswith(f"train.py {arguments}")
+    assert lines[-2].endswith(f"retinanet data verify {arguments}")
+    assert lines[-1].endswith(f"retinanet train {arguments}")
 
 
 @DATASETS
@@ -249,4 +249,4 @@ def test_signal_stops_the_download(tmp_path: Path) -> None:
             _, error = process.communicate(timeout=60)
             assert time.monotonic() - sent < 30 and process.returncode == status, error
             assert error.startswith("stopped; ") and error.count("\n") == 1
-            assert f"-m data download coco --out {tmp_path}" in error
+            assert f"data download coco --out {tmp_path}" in error

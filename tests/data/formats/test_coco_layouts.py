@@ -173,7 +173,7 @@ def test_missing_sizes_are_those_of_the_images(tmp_path: Path) -> None:
     assert "3.jpg: not an image in " in error_message(read, tmp_path)
     message = error_message(read_annotations, tmp_path / "train.json")
     assert "images[1].width: expected an integer from 1" in message
-    assert message.endswith("python -m data convert --from coco reads it from the image")
+    assert message.endswith("retinanet data convert --from coco reads it from the image")
 
 
 def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m data convert --from`, from files of other programs to what training reads."""
+"""`retinanet data convert --from`, from files of other programs to what training reads."""
 
 import io
 import json

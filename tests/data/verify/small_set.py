@@ -1,4 +1,4 @@
-"""A small data set for tests of `python -m data verify`, and ways to run it."""
+"""A small data set for tests of `retinanet data verify`, and ways to run it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`python -m data verify`: output, exit status, signals, and real photos."""
+"""`retinanet data verify`: output, exit status, signals, and real photos."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_output_of_good_data_ends_with_the_training_command(
     arguments = (overrides[0], "--config", config, overrides[1], "--no-images", overrides[2])
     done = run_here(main, "verify", *arguments)
     assert done.returncode == 0 and done.stdout.splitlines()[-2] == "next:"
-    command = f"train.py --config {config} {' '.join(overrides)}"
+    command = f"retinanet train --config {config} {' '.join(overrides)}"
     assert done.stdout.splitlines()[-1].endswith(command)
     done = run_here(main, "verify", "--config", config, "--nothing", "training.epochs=1")
     assert done.returncode == 2 and "--nothing" in done.stderr

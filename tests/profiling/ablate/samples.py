@@ -49,7 +49,7 @@ def result(runs: Mapping[str, Sequence[Run]], **fields: Any) -> Result:
     made = {
         "ablation": "made",
         "size": "quick",
-        "command": "python -m profiling ablate run made --quick",
+        "command": "retinanet profile ablate run made --quick",
         "environment": {"cpu": "a processor", "cores": 2, "torch": "2.8.0"},
         "definition": definition,
         "left_out": {},

@@ -42,7 +42,7 @@ def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 of 1: convergence: How many more epochs" in done.stdout and "1.97×" in done.stdout
     content = json.loads((tmp_path / "convergence" / "result.json").read_text())
-    assert content["command"].startswith("python -m profiling ablate run convergence --quick")
+    assert content["command"].startswith("retinanet profile ablate run convergence --quick")
     assert content["environment"]["cpu"] and content["environment"]["code"]
     after = ablate(run_here, "list", *options).stdout
     assert after.count(" yes ") == before.stdout.count(" yes ") + 1
@@ -65,7 +65,7 @@ def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
     ("arguments", "error"),
     [
         (("run", "frozen-layer"), "frozen-layer: no such ablation; did you mean frozen-layers?"),
-        (("report", "--quick"), "contains no results; run `python -m profiling ablate"),
+        (("report", "--quick"), "contains no results; run `retinanet profile ablate"),
         (("run", "decoders", "--photos", "nowhere"), "--photos: nowhere is not a folder"),
     ],
 )

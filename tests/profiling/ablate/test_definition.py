@@ -27,7 +27,7 @@ def test_places_are_unique_and_ordered() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_each_has_its_command_a_question_and_comparisons(name: str) -> None:
     comment = (FOLDER / f"{name}.yaml").read_text().split("\n\n", 1)[0]
-    assert f"python -m profiling ablate run {name} " in comment
+    assert f"retinanet profile ablate run {name} " in comment
     assert all(line.startswith("#") for line in comment.splitlines())
     ablation = ALL[name]
     assert ablation.question.endswith("?") and ablation.source and ablation.says

@@ -27,7 +27,7 @@ from profiling.bench.worker_pool import WorkerPool
 from tests.profiling.ablate.samples import ablation
 from tests.support.rank_steps import rank_steps
 
-COMMAND = "python -m profiling ablate run made --quick"
+COMMAND = "retinanet profile ablate run made --quick"
 FROZEN_CONVOLUTIONS = 11
 """conv1, and in layer1 three in each of three blocks and one beside the first."""
 

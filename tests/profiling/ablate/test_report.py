@@ -31,7 +31,7 @@ STORED = sorted(
     page.relative_to(REPOSITORY) for page in REPOSITORY.glob("docs/ablations/*/ablations.md")
 )
 """Relative to the repository: commands in a page name its folder."""
-COMMAND = "python -m profiling ablate run not-yet --quick"
+COMMAND = "retinanet profile ablate run not-yet --quick"
 SENTENCES = {"more": "It is more.", "alike": "It is alike.", "less": "It is less."}
 PAPER = ablation(comparisons=[{"change": "quick", "baseline": "slow", "paper": 1.2, **SENTENCES}])
 PARTS = {
@@ -153,7 +153,7 @@ def test_pages_have_all_parts() -> None:
     measured = ("Is it faster?", "1.51×", "1.20×", "It is more.", "a processor", "tuned")
     missing = ("cores, and this process may use 2", COMMAND, "0.40 cores busy")
     for page in pages():
-        for text in (*measured, *missing, "python -m profiling ablate run made --quick"):
+        for text in (*measured, *missing, "retinanet profile ablate run made --quick"):
             assert text in page, text
 
 
@@ -212,7 +212,7 @@ def test_stored_report_is_made_from_its_result_files(
     place = Place(quick=folder.name.startswith("quick"), out=folder)
     stored = read_study(read_all(), place, folder / SECOND)
     content = dict(zip(FILES, render_pages(stored), strict=True))["ablations.md"]
-    command = f"python -m profiling ablate report --overwrite --out {folder}"
+    command = f"retinanet profile ablate report --overwrite --out {folder}"
     assert page.read_text() == content, f"generate it again: {command}"
     pictures = {f"{row.name}.png" for row in stored if row.is_measured}
     assert {file.name for file in (folder / PICTURES).iterdir()} == pictures

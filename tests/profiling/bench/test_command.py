@@ -1,4 +1,4 @@
-"""`python -m profiling bench`: with fake workers, and with real ones on tiny images."""
+"""`retinanet profile bench`: with fake workers, and with real ones on tiny images."""
 
 import json
 import os

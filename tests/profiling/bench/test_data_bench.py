@@ -1,4 +1,4 @@
-"""`python -m data bench`: photos, decoders, recipes and the whole command."""
+"""`retinanet data bench`: photos, decoders, recipes and the whole command."""
 
 import io
 import json

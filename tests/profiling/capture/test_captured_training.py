@@ -209,8 +209,8 @@ def test_summary_names_the_files_and_the_commands_that_read_them(runs: Runs) -> 
     summary = runs.output[runs.output.index("profiled\n") :]
     log, trace = runs.profiled / "onednn" / "rank0.log", runs.profiled / "trace" / "rank0.json.gz"
     assert f"{log}, steps 2-4\n" in summary and f"{trace}, step 4\n" in summary
-    assert f"python -m profiling stats {log} --out {log.with_name('stats')}\n" in summary
-    assert f"python -m profiling trace {trace} --out {trace.with_name('tables')}\n" in summary
+    assert f"retinanet profile stats {log} --out {log.with_name('stats')}\n" in summary
+    assert f"retinanet profile trace {trace} --out {trace.with_name('tables')}\n" in summary
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""`python -m profiling efficiency`: with a saved replay, with the real worker, and by hand.
+"""`retinanet profile efficiency`: with a saved replay, with the real worker, and by hand.
 
 Two steps. Forward: 2 calls per step, 10 then 14 ms; backward: one of 20 and 20 ms; product: one of
 5 and 7 ms; a reorder without replay: 4 calls per step of 1 ms, and one of 50 ms before the steps.

@@ -1,4 +1,4 @@
-"""`python -m profiling layers`, with its real workers, on small images."""
+"""`retinanet profile layers`, with its real workers, on small images."""
 
 import csv
 import json

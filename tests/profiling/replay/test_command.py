@@ -1,4 +1,4 @@
-"""`python -m profiling benchdnn` as a user calls it: files, table, replay, errors."""
+"""`retinanet profile benchdnn` as a user calls it: files, table, replay, errors."""
 
 import argparse
 import json

@@ -161,7 +161,7 @@ def test_convolutions_below_half_of_the_peak_rate() -> None:
     )
     # The cause depends on the time in isolation.
     one = row(problem(), 40.0, **slow)
-    check(advice.slow_convolutions, [36.0], one, shows="python -m profiling efficiency")
+    check(advice.slow_convolutions, [36.0], one, shows="retinanet profile efficiency")
     for ms, cause in ((5.0, "faster in isolation"), (19.0, "slow in isolation too")):
         alone, shows = replayed(Calls(2, 40.0), ms), f"In isolation: {2 * ms:.1f} ms.|{cause}"
         check(advice.slow_convolutions, [36.0], one, efficiency=alone, shows=shows)

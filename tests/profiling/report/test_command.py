@@ -1,4 +1,4 @@
-"""`python -m profiling report`: its inputs, and the page read as text."""
+"""`retinanet profile report`: its inputs, and the page read as text."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def test_page_of_a_run_with_all_inputs(tmp_path: Path) -> None:
     page = Page(write_page(tmp_path, *write_full_run(tmp_path)))
     assert list(page.sections) == ["what-ran", "phases", "kinds", "trace", "could-be",
         "efficiency", "comparison", "next", "problems", "ranks", "log"]  # fmt: skip
-    assert not [name for name, text in page.sections.items() if "python train.py" in text]
+    assert not [name for name, text in page.sections.items() if "retinanet train" in text]
     for text in ("by hand", "oneDNN 3.7.1", "a CPU", "20, 21"):
         assert text in page.sections["what-ran"]
     # Rank 1 takes 1.2 times as long in convolutions: (20 + 10 + 45 + 24 + 10 + 54) / 2
@@ -133,10 +133,10 @@ def test_missing_inputs_have_commands_and_times_add_up(tmp_path: Path, run_here:
     assert "<title>A &lt; B</title>" in file.read_text(encoding="utf-8")
     page = Page(file)
     commands = {
-        "phases": "python train.py profile.onednn.steps=20-22",
-        "trace": "python train.py profile.trace.steps=20-22",
-        "could-be": "python -m profiling peaks --json peaks.json",
-        "efficiency": f"python -m profiling benchdnn {log} --out replay",
+        "phases": "retinanet train profile.onednn.steps=20-22",
+        "trace": "retinanet train profile.trace.steps=20-22",
+        "could-be": "retinanet profile peaks --json peaks.json",
+        "efficiency": f"retinanet profile benchdnn {log} --out replay",
         "comparison": "--reference OTHER.log",
         "ranks": "profile.perf=true",
     }

@@ -1,4 +1,4 @@
-"""`python -m profiling trace`: tables, files, memory traffic, and errors."""
+"""`retinanet profile trace`: tables, files, memory traffic, and errors."""
 
 import csv
 import json

@@ -170,7 +170,7 @@ def test_selecting_ipex_without_its_package_ends_with_status_2(
     assert done.code == 2
     [said] = [line for line in (done.output + done.errors).splitlines() if "error: " in line]
     assert "engine.name: ipex is not installed beside torch" in said
-    assert "`make ipex`" in said and "`.venv-ipex/bin/python train.py" in said
+    assert "`make ipex`" in said and "`.venv-ipex/bin/retinanet train" in said
     assert not list(tmp_path.iterdir())
 
 

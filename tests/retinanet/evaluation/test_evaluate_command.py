@@ -1,4 +1,4 @@
-"""`python -m retinanet evaluate`."""
+"""`retinanet evaluate`."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`python -m retinanet export`, and the runtimes that users run its files with."""
+"""`retinanet export`, and the runtimes that users run its files with."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`python -m retinanet export --format torchvision`, loaded by torchvision's own RetinaNet."""
+"""`retinanet export --format torchvision`, loaded by torchvision's own RetinaNet."""
 
 import json
 from pathlib import Path

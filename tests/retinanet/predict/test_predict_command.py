@@ -1,4 +1,4 @@
-"""`python -m retinanet predict` on pictures."""
+"""`retinanet predict` on pictures."""
 
 import json
 import os

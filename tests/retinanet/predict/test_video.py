@@ -1,4 +1,4 @@
-"""`python -m retinanet predict` on videos that a real encoder has written."""
+"""`retinanet predict` on videos that a real encoder has written."""
 
 import json
 import os

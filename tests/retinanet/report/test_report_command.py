@@ -1,4 +1,4 @@
-"""`python -m retinanet report`: the page, its numbers, what it reads, and wrong input."""
+"""`retinanet report`: the page, its numbers, what it reads, and wrong input."""
 
 import base64
 import io
@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from common.cli import installed
 from common.files import write_parts
 from data.annotations import Annotations
 from retinanet.__main__ import main
@@ -32,7 +33,7 @@ from retinanet.training.progress import START
 from retinanet.training.schedule import StepPlan
 from retinanet.training.trainer import Trainer
 from tests.retinanet.report.samples import predictions, split
-from tests.support.commands import REPOSITORY, RunHere, error_message, run_program
+from tests.support.commands import RunHere, error_message, run_program
 from tests.support.random_detectors import NAMES
 
 ONE, TWO, THREE = IDS = (7, 8, 44)
@@ -142,7 +143,7 @@ def words_to_continue(run: Path) -> list[str]:
     material = read_material(run, annotations=None, images=None, console=Console(quiet=True))
     assert material.run is not None
     _, line = continuing_command(material, material.run)
-    return shlex.split(line.partition("train.py ")[2])
+    return shlex.split(line.partition("retinanet train ")[2])
 
 
 def test_start_from_a_detector_is_named(run: Path, run_here: RunHere) -> None:
@@ -235,13 +236,11 @@ def test_moved_run_is_continued_where_it_is(run: Path) -> None:
 def test_commands_of_the_page_in_another_folder(
     run: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = [entry for entry in sys.path if Path(entry).resolve() != REPOSITORY]
-    monkeypatch.setattr(sys, "path", ["", *others, str(REPOSITORY)])
     monkeypatch.chdir(run)
     assert run_here(main, "report", ".").returncode == 0
     page = (run / "report.html").read_text("utf-8")
     assert f"Commands, to be run in <code>{run}</code>" in page
-    assert f"python {REPOSITORY}/train.py --config config.yaml" in page
+    assert f"{installed('retinanet')} train --config config.yaml" in page
 
 
 def test_existing_page_is_kept_without_overwrite(run: Path, run_here: RunHere) -> None:

@@ -1,4 +1,4 @@
-"""`python -m retinanet convert`, on files as torchvision's and MLPerf's scripts save them."""
+"""`retinanet convert`, on files as torchvision's and MLPerf's scripts save them."""
 
 import argparse
 import functools
@@ -649,5 +649,5 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
 
 def test_evaluating_a_pth_names_the_convert_command(tmp_path: Path) -> None:
     file = saved(WEIGHTS, tmp_path)
-    with pytest.raises(InputError, match=r"python -m retinanet convert .*given\.safetensors"):
+    with pytest.raises(InputError, match=r"retinanet convert .*given\.safetensors"):
         evaluate(EvaluateOptions(checkpoint=file))

@@ -160,8 +160,8 @@ def test_summary_has_outcome_paths_memory_and_next_command(
     output = text.getvalue()
     assert f"finished after 9 steps, target mAP 0.34 {outcome}, best mAP 0.250" in output
     assert f"best checkpoint  {best} (step-000006)\n" in output
-    assert f"python -m retinanet report {tmp_path / 'run'}\n" in output
-    assert f"python -m retinanet predict --checkpoint {best} a.jpg" in output
+    assert f"retinanet report {tmp_path / 'run'}\n" in output
+    assert f"retinanet predict --checkpoint {best} a.jpg" in output
     assert str(tmp_path / "run" / "pictures" / "curves.png") in output
     peak = f"{peak_resident_mb() / 1000:.1f} GB at the peak"
     assert f"{peak}, 21 page faults in the median step" in output

@@ -1,4 +1,4 @@
-"""`python -m launch groups`: the whole command with fake trainings, and real ones under mpirun."""
+"""`retinanet launch groups`: the whole command with fake trainings, and real ones under mpirun."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`python -m launch scale`: tables, chart and JSON, with sample jobs and with real ranks."""
+"""`retinanet launch scale`: tables, chart and JSON, with sample jobs and with real ranks."""
 
 import io
 import json

@@ -56,7 +56,7 @@ def probes() -> Probes:
 def measurements() -> Measurements:
     """Return measurements of a host with two sockets whose steps follow `STEP`."""
     return Measurements(
-        command="python -m launch tune",
+        command="retinanet launch tune",
         environment={"cpu": "a processor"},
         cores=56,
         sockets=2,

@@ -1,4 +1,4 @@
-"""`python -m launch tune` with stored measurements."""
+"""`retinanet launch tune` with stored measurements."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ def test_plan_has_its_output_and_files(plan: Path, tmp_path: Path, tune: Tune) -
     output = tune("--plan", plan, "--hosts", "256", *NETWORK, "--groups", "4,1.2", *files).stdout
     assert "largest error on 4 not in fit: 0.0%" in output
     assert "\nbest: " in output and "\nnot 256 hosts × 2 ranks × 28 threads, 8 images" in output
-    assert "command: python -m launch run --np" in output and "training.learning_rate=" in output
+    assert "command: retinanet launch run --np" in output and "training.learning_rate=" in output
     assert "┃ groups ┃" in output and "--groups multiplies its epochs by 1.2" in output
     assert chart.read_bytes().startswith(b"\x89PNG")
     content = json.loads(numbers.read_text())
@@ -186,7 +186,7 @@ def test_command_and_slurm_script_have_the_chosen_allocation(tmp_path: Path) -> 
     arguments = training_arguments(winner, config="openimages.yaml", settings=settings)
     allocation = winner.allocation
     command = launch_command(winner, arguments)
-    assert f"--np {allocation.ranks} --hostfile hosts -- train.py" in command
+    assert f"--np {allocation.ranks} --hostfile hosts -- retinanet train" in command
     assert f"training.batch_size={allocation.on_host.batch_size}" in command
     assert f"launch.threads={allocation.on_host.threads}" in command
     text = slurm_script(winner, arguments)

@@ -32,7 +32,7 @@ from tests.support.rank_steps import rank_steps
 
 SHAPE = Shape(ranks=1, threads=2, batch_size=4)
 BEGUN = PartialMeasurement(
-    command="python -m launch tune",
+    command="retinanet launch tune",
     environment={"cpu": "a processor", "torch": "2.8.0"},
     data="openimages",
     overrides=("data.image_size=64",),
