@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from common.processes import running
 from common.program import FOLDER, IS_INSTALLED, module_command
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
@@ -31,18 +33,20 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredJob:
-    """A job that `measure_ranks` starts."""
+    """A job of ranks, each of which gets it as JSON."""
 
     ranks: int
     hosts: Hosts = ()  # See `mpirun_command`
-    config: str
+    config: str = "demo.yaml"
     overrides: tuple[str, ...]
-    warm_up: int
-    steps: int  # Counted ones, after the warm-up
-    alternate: bool
+    warm_up: int = 0
+    steps: int = 0  # Counted ones, after the warm-up
+    alternate: bool = False
     """Whether each counted step is followed by one without gradient exchange."""
-    scenes: Path  # Folder for synthetic data
+    scenes: Path = Path("scenes")  # Folder for synthetic data
     own_model: bool = False  # Whether the configuration's model trains, and not MLPerf's
+    exchanges: tuple[int, ...] = ()
+    """Numbers of gradients whose exchange is timed, all at once, in place of steps."""
 
     @property
     def all_steps(self) -> int:
@@ -53,11 +57,7 @@ class MeasuredJob:
     @property
     def command(self) -> list[str]:
         """Return the command of each rank."""
-        program = [*module_command(MODULE), "--config", self.config]
-        numbers = ["--warm-up", str(self.warm_up), "--steps", str(self.steps)]
-        flags = ["--alternate"] if self.alternate else []
-        flags += ["--own-model"] if self.own_model else []
-        return [*program, *numbers, *flags, "--scenes", str(self.scenes), *self.overrides]
+        return [*module_command(MODULE), TypeAdapter(MeasuredJob).dump_json(self).decode()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +92,13 @@ def measure_ranks(
     Raises:
         JobFailedError: It failed.
     """
-    measured = run_ranks(
-        job.command,
-        ranks=job.ranks,
-        hosts=job.hosts,
-        mpirun=mpirun,
-        print_line=print_line,
-        advance=advance,
-    )
+    measured = run_ranks(job, mpirun=mpirun, print_line=print_line, advance=advance)
     return [RankSteps(**rank) for rank in measured["ranks"]]
 
 
 def run_ranks(
-    command: Sequence[str],
+    job: MeasuredJob,
     *,
-    ranks: int,
-    hosts: Hosts,
     mpirun: Mpirun,
     print_line: Callable[[str], None],
     advance: Callable[[int], None] = lambda step: None,
@@ -123,9 +114,9 @@ def run_ranks(
     environment["PATH"] = search_path(mpirun.path, environment)
     job_command = mpirun_command(
         mpirun,
-        command,
-        ranks=ranks,
-        hosts=hosts,
+        job.command,
+        ranks=job.ranks,
+        hosts=job.hosts,
         environment=environment,
         is_root=os.geteuid() == 0,
         is_terminal=False,
@@ -205,12 +196,16 @@ def measure_exchanges(
     """
     settings = config.distributed
     sent = wire_bytes(settings.compress)
-    options = [text for size in sizes for text in ("--exchange", str(size // sent))]
     names = ("backend", "compress", "timeout_s")
     overrides = [f"distributed.{name}={getattr(settings, name)}" for name in names]
     overrides.append(f"launch.comm_cores={config.launch.comm_cores}")
-    command = [*module_command(MODULE), *options, *overrides]
-    measured = run_ranks(command, ranks=ranks, hosts=hosts, mpirun=mpirun, print_line=print_line)
+    job = MeasuredJob(
+        ranks=ranks,
+        hosts=hosts,
+        overrides=tuple(overrides),
+        exchanges=tuple(size // sent for size in sizes),
+    )
+    measured = run_ranks(job, mpirun=mpirun, print_line=print_line)
     times = tuple(
         # JSON turns the numbers of gradients, which are keys, into text.
         ExchangeTime(ranks=ranks, size=sent * int(gradients), seconds=seconds)

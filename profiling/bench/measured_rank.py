@@ -1,31 +1,30 @@
 """A measuring rank: `python -m profiling.bench.measured_rank`, started by mpirun.
 
-With `--exchange` it times averages of some numbers of gradients, all at once, by the way that those
-of a training take for the same configuration. Otherwise it times a few training steps. It takes its
-place as a rank of a training does, on the same cores, and trains MLPerf's model, or with
-`--own-model` the configuration's, with weights from random numbers on the configuration's data.
+Its argument is a `MeasuredJob` as JSON. With `exchanges` it times averages of gradients by the way
+that those of a training take for the same configuration. Otherwise it times a few training steps.
+It takes its place as a rank of a training does, on the same cores, and trains with weights from
+random numbers on the configuration's data.
 
 Rank 0 prints lines of JSON for `profiling.bench.job`: one after every step, and one with what all
 ranks measured at the end.
 """
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from common.cli import positive, run_command
+from pydantic import TypeAdapter
+
+from common.cli import run_command
 from common.errors import FINISHED
-from common.options import add_overrides
 from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
-from profiling.bench.job import MARK
+from profiling.bench.job import MARK, MeasuredJob
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.placement import place_on_host
@@ -43,42 +42,19 @@ EXCHANGE_WARM_UP, EXCHANGES = 2, 5
 
 def main() -> int:
     """Join the ranks and measure; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", default="demo.yaml", metavar="NAME")
-    add_overrides(parser)
-    parser.add_argument("--warm-up", type=positive, default=3, metavar="N")
-    parser.add_argument("--steps", type=positive, default=5, metavar="N")
-    parser.add_argument(
-        "--alternate",
-        action="store_true",
-        help="after each measured step, run one without gradient exchange",
-    )
-    parser.add_argument(
-        "--own-model",
-        action="store_true",
-        help="train the model of the configuration, not MLPerf's",
-    )
-    parser.add_argument("--scenes", type=Path, metavar="FOLDER", help="folder for synthetic data")
-    parser.add_argument(
-        "--exchange",
-        type=positive,
-        action="append",
-        metavar="N",
-        help="time exchanges of so many gradients instead of steps; repeatable",
-    )
     ranks = read_ranks(os.environ)
     # All ranks have the same command line, so all would print the same error.
     with rank0_only_errors(ranks):
-        arguments = parser.parse_args()
-        config = load_config(arguments.config, arguments.overrides)
+        job = TypeAdapter(MeasuredJob).validate_json(sys.argv[1])
+        config = load_config(job.config, job.overrides)
         place = place_on_host(config, ranks)
-    if arguments.exchange:
-        measure_exchanges(config, arguments.exchange, place=place)
+    if job.exchanges:
+        measure_exchanges(config, job.exchanges, place=place)
     else:
         # torch is loaded only now: cores, memory policy and environment must be settled before.
         from profiling.bench.measured_steps import measure_steps
 
-        measure_steps(config, arguments, place=place, report=report)
+        measure_steps(config, job, place=place, report=report)
     return FINISHED
 
 
@@ -118,7 +94,7 @@ def average_buckets(
             bucket.copy_(averaged)
 
 
-def measure_exchanges(config: Config, sizes: list[int], *, place: RankContext) -> None:
+def measure_exchanges(config: Config, sizes: Sequence[int], *, place: RankContext) -> None:
     """Join the other ranks; time exchanges of gradients; rank 0 prints a median for each size."""
     # torch is loaded only now: cores and environment must be settled before.
     import torch

@@ -6,7 +6,6 @@ kernels, and the bytes that they move.
 
 import tempfile
 import time
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from common.streams import OUTPUT
 from data.dataset import Batch
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup, joined
-from profiling.bench.job import RankSteps
+from profiling.bench.job import MeasuredJob, RankSteps
 from profiling.bench.recipes.step import make_weights
 from profiling.bench.variant import Prepared, Workload
 from profiling.capture.backends import verbose
@@ -46,7 +45,7 @@ RATE = 1e-6  # A learning rate at which random weights stay what they are
 
 
 def measure_steps(
-    config: Config, arguments: Namespace, *, place: RankContext, report: Callable[[object], None]
+    config: Config, job: MeasuredJob, *, place: RankContext, report: Callable[[object], None]
 ) -> None:
     """Join the other ranks, and time steps with them as a training takes them.
 
@@ -56,8 +55,8 @@ def measure_steps(
         InputError: The data is not there, or does not match the configuration.
     """
     with joined(place, timeout_s=config.distributed.timeout_s) as group:
-        settings = config.model if arguments.own_model else ModelConfig()
-        loading, prepared = open_training(config, arguments.scenes, settings, group, place=place)
+        settings = config.model if job.own_model else ModelConfig()
+        loading, prepared = open_training(config, job.scenes, settings, group, place=place)
         local_ranks = place.ranks.local_size
         batches = settle_batches(config, prepared, group=group, local_ranks=local_ranks)
         exchange = make_exchange(config, prepared, group=group, weight=batches.weight(group.rank))
@@ -79,7 +78,7 @@ def measure_steps(
             ),
             exchange=exchange,
         )
-        measured = time_steps(steps, arguments, exchange, group=group, report=report)
+        measured = time_steps(steps, job, exchange, group=group, report=report)
         ranks = group.gather(measured, RankSteps)
         if ranks is not None:
             report({"ranks": [asdict(rank) for rank in ranks]})
@@ -112,7 +111,7 @@ def open_training(
 
 def time_steps(
     steps: Iterator[StepResult],
-    arguments: Namespace,
+    job: MeasuredJob,
     exchange: GradientExchange | None,
     *,
     group: ProcessGroup,
@@ -133,12 +132,12 @@ def time_steps(
             report({"step": result.step})
         return result
 
-    for _ in range(arguments.warm_up):
+    for _ in range(job.warm_up):
         step()
     results, held_back = [], []
-    for _ in range(arguments.steps):
+    for _ in range(job.steps):
         results.append(step())
-        if exchange and arguments.alternate:
+        if exchange and job.alternate:
             held_back.append(step(held_back=True))
     return RankSteps(
         rank=group.rank,

@@ -2,14 +2,14 @@
 
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from launch.mpirun import Mpirun
 from launch.process_group import ProcessGroup
@@ -47,6 +47,11 @@ def replace_ranks(monkeypatch: pytest.MonkeyPatch, *messages: dict[str, Any]) ->
     return commands
 
 
+def sent_job(command: list[str]) -> MeasuredJob:
+    """Return the job as a rank reads it."""
+    return TypeAdapter(MeasuredJob).validate_json(command[-1])
+
+
 def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     results = {"ranks": [asdict(rank) for rank in RANKS]}
     commands = replace_ranks(monkeypatch, {"step": 1}, {"step": 2}, results)
@@ -55,7 +60,7 @@ def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found, steps, lines) == (RANKS, [1, 2], ["a line"])
     assert JOB.all_steps == 1 + 2 * 2
     [command] = commands
-    assert command[-1] == "data.image_size=64" and {"--alternate", "--own-model"} <= set(command)
+    assert replace(sent_job(command), hosts=()) == JOB
 
 
 def test_job_without_results_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +82,8 @@ def test_exchanges_are_as_large_on_the_wire_and_name_their_transport(
     assert [(time.size, time.seconds) for time in result.times] == [(1024, 0.1), (4096, 0.2)]
     assert result.over == "measured over 2 hosts, mpi: started by mpich's mpirun"
     [command] = commands
-    sizes = command[command.index("--exchange") :][:4]
-    assert sizes == ["--exchange", str(1024 // sent), "--exchange", str(4096 // sent)]
-    assert {"distributed.backend=mpi", *settings} <= set(command)
+    assert sent_job(command).exchanges == (1024 // sent, 4096 // sent)
+    assert {"distributed.backend=mpi", *settings} <= set(sent_job(command).overrides)
 
 
 class FakeExchange:
@@ -114,8 +118,8 @@ def test_rank_times_steps_after_the_warm_up(alternate: bool) -> None:
             yield make_step(number)
 
     messages: list[Any] = []
-    arguments = Namespace(warm_up=2, steps=2, alternate=alternate)
-    result = time_steps(steps(), arguments, exchange, group=ProcessGroup(), report=messages.append)
+    times = replace(JOB, warm_up=2, alternate=alternate)
+    result = time_steps(steps(), times, exchange, group=ProcessGroup(), report=messages.append)
     assert result.seconds == ([3.0, 5.0] if alternate else [3.0, 4.0])
     assert result.held_back_seconds == ([4.0, 6.0] if alternate else [])
     assert held_back == [False, False, False, True, False, True][: len(messages)] or not alternate
