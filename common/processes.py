@@ -143,19 +143,27 @@ def running(
 
     For the main thread. `patience_s` is that of `stop_process`, `options` those of `start_process`.
     """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    # By default SIGTERM ends Python without its `finally` blocks. The command, in a group of its
-    # own, would then continue.
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with interrupted_by_sigterm():
         process = start_process(command, **options)
         try:
             yield process
         finally:
             stop_process(process, patience_s=patience_s)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt while the context lasts; for the main thread.
+
+    By default it ends Python without its `finally` blocks, and what those stop would continue.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -7,6 +7,7 @@ belongs to all programs of an environment, which may have packages of such names
 imports (hatch_build.py); names that are composed at run time are made here.
 """
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable
@@ -52,6 +53,14 @@ def module_command(name: str, python: str | None = None) -> list[str]:
     `python` is the path of another environment's Python; None: this one.
     """
     return [python or sys.executable, "-m", module_name(name)]
+
+
+def module_environment() -> dict[str, str]:
+    """Return this process's variables, with which a child finds the modules from any folder."""
+    if IS_INSTALLED:
+        return dict(os.environ)
+    paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def working_folder(python: str | None = None) -> Path:

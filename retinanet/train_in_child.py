@@ -1,10 +1,4 @@
-"""Training from Python: `train(config, …)` runs it in a process of its own, and yields its metrics.
-
-A process of its own, since cores, memory policy and allocator must be set before torch is loaded,
-and because a notebook should survive whatever happens to a training. It runs `retinanet train`;
-metrics are read from the run's `metrics.jsonl` as they are written. It ends when this process does,
-however that ends.
-"""
+"""Training from Python: `train(config, …)` starts it, and yields its metrics as they come."""
 
 import atexit
 import json
@@ -18,26 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
-from common.errors import (
-    BAD_INPUT,
-    FINISHED,
-    LOSS_NOT_FINITE,
-    STOPPED_BY_SIGNAL,
-    STOPPED_TOO_EARLY,
-    InputError,
-    NonFiniteLossError,
-    WorkerDiedError,
-    names_checked,
-    require_count,
-)
+from common.errors import InputError, names_checked, require_count
 from common.files import read_json_lines
-from common.processes import SECONDS_TO_SAVE, exit_reason, start_with_caller, stop_process
-from common.program import FOLDER, IS_INSTALLED, module_command, train_command
+from common.program import module_command
 from retinanet.config import Config
 from retinanet.config_file import load_config
-from retinanet.metrics_reader import MetricsReader
+from retinanet.training_job import TrainingJob
 
 LOSSES = ("classification", "bbox_regression")
 PLAIN_METRICS = ("map", "map_50", "map_75")
@@ -154,26 +136,15 @@ class Training:
         """The folder of the run."""
         self.result: TrainingResult | None = None
         """None until the training has ended."""
-        self._metrics = MetricsReader(self.run / "metrics.jsonl")
         self._last: Record | None = None
-        # A file and not a pipe, which would block the training when it is full. O_APPEND, since
-        # reading must not move the position where the process writes.
-        self._printed = ""
-        self._output: IO[bytes] = (Path(self._temporary.name) / "output").open("a+b")
         options = ["--config", file, *overrides]
         options += ["--resume"] * resume + ["--overwrite"] * overwrite
-        # Jupyter sets FORCE_COLOR, by which a progress bar would be drawn into the file.
-        environment = {**os.environ, **self._metrics.environment}
-        environment.pop("FORCE_COLOR", None)
-        if ranks > 1 and not IS_INSTALLED:
-            paths = [str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(paths)
         launcher = [*module_command("launch"), "run", "--np", str(ranks), "--"]
-        self._process, self._alive = start_with_caller(
-            [*(launcher if ranks > 1 else []), *train_command(), *options],
-            environment=environment,
-            stdout=self._output,
-            stderr=self._output,
+        self._job = TrainingJob(
+            self.run,
+            options,
+            log=Path(self._temporary.name) / "output",
+            launcher=launcher if ranks > 1 else (),
         )
         self._owner = os.getpid()
         # This also keeps the object, and so the training, until it has ended.
@@ -182,10 +153,7 @@ class Training:
     @property
     def output(self) -> str:
         """What the training has printed so far, such as the table of each evaluation."""
-        if self._output.closed:
-            return self._printed
-        size = os.fstat(self._output.fileno()).st_size
-        return os.pread(self._output.fileno(), size, 0).decode("utf-8", "replace")
+        return self._job.output
 
     @property
     def progress(self) -> float:
@@ -203,14 +171,14 @@ class Training:
     def __iter__(self) -> Iterator[Record]:
         """Yield records until the training ends; stop it if the loop is left before."""
         try:
-            for content in self._metrics.follow(self._process):
+            for content in self._job.follow():
                 if record := parse_record(content):
                     self._last = record
                     yield record
         except BaseException:  # GeneratorExit, when a loop is left
             self._stop()
             raise
-        self._close()
+        self._stop()
         self._raise_failure()
 
     def wait(self) -> TrainingResult:
@@ -260,32 +228,22 @@ class Training:
 
     def _stop(self) -> None:
         try:
-            stop_process(self._process, patience_s=SECONDS_TO_SAVE)
+            self._job.stop()
         finally:
             self._close()
 
     def _close(self) -> None:
         if self.result is not None:
             return
-        self._printed = self.output
-        self.result = read_result(self.run, is_finished=self._process.returncode == FINISHED)
-        os.close(self._alive)
-        self._output.close()
+        self.result = read_result(self.run, is_finished=self._job.is_finished)
         self._temporary.cleanup()
         atexit.unregister(self._end_with_python)
 
     def _raise_failure(self) -> None:
-        status = self._process.returncode
-        # SIGTERM before the run handles signals.
-        if status in (FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, -15):
-            return
-        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
-        message = lines[-1].removeprefix("error: ") if lines else ""
-        if status == BAD_INPUT and message:
-            raise InputError(as_python(message))
-        if status == LOSS_NOT_FINITE and message:
-            raise NonFiniteLossError(message)
-        raise WorkerDiedError(f"{self.run}: {message or exit_reason(status, self.output)}")
+        try:
+            self._job.raise_failure()
+        except InputError as error:
+            raise InputError(as_python(str(error))) from None
 
     def _end_with_python(self) -> None:
         if os.getpid() != self._owner:  # a fork that ends, and is not the caller

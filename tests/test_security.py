@@ -41,7 +41,7 @@ ONE_PLACE = {
     # What is written goes under a random name, and never through a link: common/files.py. The
     # others write to a pipe, to /dev/null, and to a name of files.py.
     r"""open\(.*["']w""": {"files.py", "processes.py", "rendezvous.py", "video.py"},
-    r"""open\(.*["'][axr]b?\+""": {"gradient_sync.py", "http.py", "train_in_child.py"},
+    r"""open\(.*["'][axr]b?\+""": {"gradient_sync.py", "http.py"},
     # Folders of others may hold links to one another, and devices.
     r"os\.walk\(|\.rglob\(": {"prune.py"},  # of the image while it is built
     r"shutil\.copy(file)?\(|copy2\(": set[str](),

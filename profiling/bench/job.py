@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from common.processes import running
-from common.program import FOLDER, IS_INSTALLED, module_command
+from common.program import module_command, module_environment
 from launch.mpirun import Hosts, Mpirun, mpirun_command, search_path
 from retinanet.config import Config
 
@@ -104,12 +104,7 @@ def run_ranks(
     advance: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:
     """Run ranks to their end; return what rank 0 prints after `MARK` when it has measured."""
-    environment = dict(os.environ)
-    if not IS_INSTALLED:
-        # The ranks import this package wherever mpirun starts them.
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(FOLDER), environment.get("PYTHONPATH", "")])
-        )
+    environment = module_environment()
     # Intel MPI's mpirun is a script that looks for its helper on PATH.
     environment["PATH"] = search_path(mpirun.path, environment)
     job_command = mpirun_command(

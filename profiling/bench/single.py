@@ -28,7 +28,7 @@ from common.console import MEGABYTE, make_console, print_line, progress, signifi
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
 from common.options import json_option, option
-from common.program import module_command
+from common.program import module_command, module_environment
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
 from profiling.bench.results import RECIPES, Finding
@@ -179,7 +179,8 @@ def bench_index(options: IndexOptions) -> int:
         console.print(f"{images:,} images, {boxes:,} boxes: {size:,.0f} MB of JSON")
         # In a process of its own, as a user converts.
         began = time.perf_counter()
-        subprocess.run([*module_command("data"), "convert", str(source)], check=True)
+        command = [*module_command("data"), "convert", str(source)]
+        subprocess.run(command, env=module_environment(), check=True)
         seconds = time.perf_counter() - began
         # Linux gives ru_maxrss in KiB: the largest of all children, so far only `convert`.
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6

@@ -11,7 +11,6 @@ import argparse
 import math
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,9 +23,8 @@ from rich.console import Console
 from common.charts import PALETTE, Column, Table, as_png, new_figure, table_rows
 from common.cli import add_command, positive
 from common.console import Advance, make_console, print_line, progress
-from common.errors import FINISHED, STOPPED_BY_SIGNAL, InputError
+from common.errors import FINISHED, InputError
 from common.files import (
-    create_anew,
     new_folder_beside,
     read_json_lines,
     write_atomically,
@@ -35,21 +33,20 @@ from common.files import (
 from common.machine import processor_name
 from common.options import flag, included, option, overrides_argument
 from common.outputs import format_names, other_entries
-from common.processes import SECONDS_TO_SAVE, running, wait_for
-from common.program import command_words, module_command, train_command
+from common.program import command_words, module_command
 from common.stored import first_difference, read_stored
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.config_types import DEFAULT_BETA1, explicit_momentum
+from retinanet.training_job import train_until
 
 BETAS = (0.0, 0.6, DEFAULT_BETA1)
 """Momenta that are probed beside that of the rule (`retinanet.config_types`)."""
 RATES = (1.0, 0.3, 0.1, 0.03)
 """Shares of the configuration's learning rate: with late gradients a smaller one is stable."""
 LAST_SHARE = 0.25  # Share of the time over which losses are averaged, since single steps scatter
-SECONDS_BETWEEN_LOOKS = 0.5
 FOR_PROBES = (
     "training.schedule=constant",
     "training.target_map=null",
@@ -168,8 +165,13 @@ class Study(NamedTuple):
         """The folder of all runs."""
         return self.options.out.resolve()
 
-    def command(self, launch: Sequence[str], train: Sequence[str], *overrides: str) -> list[str]:
-        """Return the command that trains, with `launch` and `train` as the programs."""
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of each training."""
+        return ["--config", self.options.config, *self.options.overrides]
+
+    def launcher(self, launch: Sequence[str]) -> list[str]:
+        """Return the command that starts the ranks, with `launch` as the program."""
         options, where = self.options, asdict(self.options.where)
         named = [
             text
@@ -177,8 +179,7 @@ class Study(NamedTuple):
             if value is not None
             for text in (f"--{name}", str(value))
         ]
-        launcher = [*launch, "run", "--np", str(options.ranks), *named, "--", *train]
-        return [*launcher, "--config", options.config, *options.overrides, *overrides]
+        return [*launch, "run", "--np", str(options.ranks), *named, "--"]
 
 
 def groups_command(options: GroupsOptions) -> int:
@@ -394,38 +395,14 @@ def train(
     *,
     is_enough: Callable[[Sequence[dict[str, Any]]], bool],
 ) -> None:
-    """Train a run until its end, or until `is_enough` is true of its records; log its output.
-
-    Ctrl-C and SIGTERM let it write a checkpoint first. Another exit code than that of the end or
-    the stop is an InputError with the run's own last line.
-    """
+    """Train a run until its end, or until `is_enough` is true of its records; see `train_until`."""
     # In the user's folder: the configuration's path and those in overrides may be relative.
-    overrides = (f"run.root={run.parent}", f"run.name={run.name}", *options)
-    command = study.command(module_command("launch"), train_command(), *overrides)
-    expected = FINISHED
-
-    def look() -> None:
-        nonlocal expected
-        # Later looks must not signal again.
-        if is_enough(read_records(run)) and expected == FINISHED:
-            expected = STOPPED_BY_SIGNAL
-            process.terminate()
-
-    log_file = run.with_name(f"{run.name}.log")
-    with (
-        create_anew(log_file) as log,
-        running(
-            command, patience_s=SECONDS_TO_SAVE, stdout=log, stderr=subprocess.STDOUT
-        ) as process,
-    ):
-        code = wait_for(process, look, every_s=SECONDS_BETWEEN_LOOKS)
-    if code != expected:
-        lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        # `retinanet train` prints one such line for what a user can mend.
-        errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
-        raise InputError(
-            f"{run}: ended with status {code}: {errors[0] if errors else 'no message'}"
-        )
+    train_until(
+        lambda _: is_enough(read_records(run)),
+        run,
+        [*study.arguments, *options],
+        launcher=study.launcher(module_command("launch")),
+    )
 
 
 def read_records(run: Path) -> list[dict[str, Any]]:
@@ -676,7 +653,8 @@ def print_probes(study: Study, probes: Sequence[Probed], *, title: str, console:
     larger = f", with learning rate × {taken.rate:g}, because short probes favour small ones"
     note = larger if taken != chosen else ""
     overrides = taken.overrides(study.config)
-    command = study.command(command_words("launch"), command_words("train"), *overrides)
+    train = [*command_words("train"), *study.arguments, *overrides]
+    command = [*study.launcher(command_words("launch")), *train]
     print_line(console, f"command{note}: {shlex.join(command)}")
     print_line(console, f"chart: {file}")
 

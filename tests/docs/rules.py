@@ -198,7 +198,7 @@ RULES = (
         r"retinanet data bench .*",
         "--limit 4 --rounds 1 --batch-size 2 --image-size 64 --decoders simplejpeg",
     ),
-    run(r"python -m retinanet\.engine\.kernels"),
+    bash(r"python -m retinanet\.engine\.kernels"),
     # mistakes that the pages show
     run(r"retinanet train .* batch_size=2", status=2),
     run(r"retinanet train .*pretrained_backbone=backbone\.pth", status=2),

@@ -51,7 +51,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         file = tmp_path / "program.py"
         file.write_text(text)
         command = [sys.executable, str(file)]
-        monkeypatch.setattr("retinanet.train_in_child.train_command", lambda: command)
+        monkeypatch.setattr("retinanet.training_job.train_command", lambda: command)
 
     return replace
 
@@ -172,7 +172,7 @@ def test_stopping_before_the_start_leaves_nothing(
 ) -> None:
     program("import time; print('begun', flush=True); time.sleep(60)")
     with train("demo", **tiny(tmp_path / "run")) as training:
-        process = training._process.pid
+        process = training._job._process.pid
         assert repr(training) == f"<Training {tmp_path / 'run'}, 0%>"
     result = training.stop()
     assert (result.steps, result.is_finished, result.best_map) == (0, False, None)
@@ -181,9 +181,10 @@ def test_stopping_before_the_start_leaves_nothing(
 
 def test_python_that_ends_stops_the_training_with_a_note(tmp_path: Path) -> None:
     text = f"""
-import retinanet.train_in_child as module
+import retinanet.training_job as module
+from retinanet import train
 module.train_command = lambda: ["sleep", "60"]
-print(module.train("demo", run={{"root": {str(tmp_path)!r}, "name": "x"}})._process.pid)
+print(train("demo", run={{"root": {str(tmp_path)!r}, "name": "x"}})._job._process.pid)
 """
     done = run_program(sys.executable, "-c", text, check=True, timeout=60)
     assert not is_running(int(done.stdout))
@@ -229,7 +230,7 @@ KILLED = """
 import sys, time
 from retinanet import train
 training = train("demo", **{settings!r})
-print(training._process.pid, flush=True)
+print(training._job._process.pid, flush=True)
 for record in training:
     print(record, flush=True)
 """
@@ -266,7 +267,7 @@ def test_two_ranks(root: Path) -> None:
     training = train("demo", ranks=2, **settings)
     for record in training:
         if record.step == 2:
-            processes = child_processes(training._process.pid)
+            processes = child_processes(training._job._process.pid)
             result = training.stop()
             break
     assert not result.is_finished and result.last_checkpoint is not None

@@ -11,24 +11,21 @@ import argparse
 import math
 import re
 import shlex
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from common.cli import chart_file, number_of_ranks, positive, positive_number
 from common.console import print_line
-from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputError
+from common.errors import InputError
 from common.files import read_json_lines
 from common.options import json_option, option, overrides_argument
-from common.processes import SECONDS_TO_SAVE, running
-from common.program import train_command
 from launch.mpirun import choose_mpirun
-from profiling.bench.job import JobFailedError
 from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import Allocation, HostModel, forecast, format_hours
 from profiling.studies.tune.measure import (
@@ -56,9 +53,9 @@ from profiling.studies.tune.model import EpochsModel, Network, Runs, WithGroups,
 from retinanet.config import Config
 from retinanet.config_file import load_config
 from retinanet.mlperf.rules import NEWEST, RULES, Rules
+from retinanet.training_job import train_until
 
 SEEDS = 2  # Probe runs of each batch size: the least that show a spread
-PROGRESS = "epoch "  # The start of the lines of `retinanet train` that are passed on
 
 BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -431,7 +428,7 @@ def train_probe(
 ) -> ProbeRun:
     """Train with a global batch size, or resume an earlier run.
 
-    Raises as `run_training`.
+    Raises as `train_until`.
     """
     began, name = time.monotonic(), f"batch-{size}-seed-{seed}"
     # A large batch is accumulated from several of the configuration's size or less.
@@ -445,10 +442,14 @@ def train_probe(
         "evaluation.every=1",
         "evaluation.pictures=0",
         "checkpoint.keep=1",
-        f"run.root={folder}",
-        f"run.name={name}",
     )
-    run_training(["--config", measured.config, "--auto-resume", *overrides], show=show)
+
+    def show_evaluation(record: Mapping[str, Any]) -> None:
+        if record["kind"] == "evaluation":
+            show(f"  epoch {record['epoch']:g}: mAP {record['map'] or 0:.3f}")
+
+    options = ("--config", measured.config, "--auto-resume", *overrides)
+    train_until(show_evaluation, folder / name, options)
     # A metric that does not exist counts as 0.
     evaluations = tuple(
         Evaluated(epoch=float(record["epoch"]), score=float(record["map"] or 0.0))
@@ -463,27 +464,6 @@ def train_probe(
         is_over=all(evaluated.score < probes.target_map for evaluated in evaluations),
         seconds=time.monotonic() - began,
     )
-
-
-def run_training(options: Sequence[str], *, show: Callable[[str], None]) -> None:
-    """Run `retinanet train`; on Ctrl-C and SIGTERM it writes a checkpoint first."""
-    command = [*train_command(), *options]
-    with running(command, patience_s=SECONDS_TO_SAVE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if line.startswith(PROGRESS):
-                    show(line.rstrip())
-        except KeyboardInterrupt:
-            show("stopping: the training finishes its step and writes a checkpoint")
-            raise
-        code = process.wait()
-    # The training received the signal itself, such as from a batch system.
-    if code in (STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY):
-        raise KeyboardInterrupt
-    if code != FINISHED:
-        # Python has the negative number of a signal, a shell 128 and the number.
-        raise JobFailedError(code if code > 0 else 128 - code)
 
 
 def longest_hours(measured: Measurements, config: Config) -> float:

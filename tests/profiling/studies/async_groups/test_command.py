@@ -105,8 +105,8 @@ def test_failed_training_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "print('epoch 1'); print('error: data.root: nowhere'); raise SystemExit(2)"
-    monkeypatch.setattr(Study, "command", lambda *_: [sys.executable, "-c", program])
-    with pytest.raises(InputError, match=r"ended with status 2: error: data\.root: nowhere"):
+    monkeypatch.setattr(Study, "launcher", lambda *_: [sys.executable, "-c", program])
+    with pytest.raises(InputError, match=r"^data\.root: nowhere$"):
         train(study_in(tmp_path), tmp_path / "run", (), is_enough=lambda records: False)
 
 

@@ -108,23 +108,22 @@ def test_probe_runs_are_trained_and_stored_one_by_one(
 ) -> None:
     trained: list[list[str]] = []
 
-    def run_training(options: list[str], *, show: Any) -> None:
+    def train(see: Callable[[dict[str, Any]], object], run: Path, options: list[str]) -> None:
         trained.append(options)
         if len(trained) == 2:
             raise KeyboardInterrupt
-        show("epoch 1")
-        settings = dict(option.partition("=")[::2] for option in options)
-        folder = Path(settings["run.root"], settings["run.name"])
-        folder.mkdir(parents=True)
         record = {"kind": "evaluation", "epoch": 2, "map": 0.5}
-        (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        assert not see(record)
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
 
-    monkeypatch.setattr(gather, "run_training", run_training)
+    monkeypatch.setattr(gather, "train_until", train)
     probes = ("--probe", "2,4", "--probe-seeds", "1", "--probe-target", "0.25")
     options = ("tune", "--plan", probed_plan, *probes)
     stopped = run_here(main, *options)
     assert stopped.returncode == INTERRUPTED
     assert "global batch 2, seed 0: 1.00 epochs" in stopped.stdout
+    assert "\n  epoch 2: mAP 0.500\n" in stopped.stdout
     stored = read_measurements(probed_plan)
     assert isinstance(stored, Measurements) and stored.probes is not None
     assert [run.batch_size for run in stored.probes.runs] == [2]
