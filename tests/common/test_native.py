@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.cache_folders import make_folder
 from common.machine import mapped_files
 from common.native import (
     NativeLibraryError,
@@ -222,11 +223,26 @@ __attribute__((constructor)) static void run() { puts("ran"); fflush(stdout); }
 """
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of `SQUARES`, as a process has compiled it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "squares.cpp").write_text(SQUARES)
+    assert finished_build(folder / "squares.cpp", XDG_CACHE_HOME=str(folder)) == (0, "1\n", "")
+    (library,) = folder.glob("retinanet-cpu/*.so")
+    return library
+
+
 @pytest.fixture
-def planted(source: Path, cache: Path) -> Path:
+def library(compiled: Path, cache: Path) -> Path:
+    """The same library in the cache of a test."""
+    make_folder(cache)
+    return Path(shutil.copy(compiled, cache))
+
+
+@pytest.fixture
+def planted(library: Path) -> Path:
     """A library in the cache under the name that this program looks for, whole, of other code."""
-    assert finished_build(source) == (0, "1\n", "")
-    (library,) = cache.glob("*.so")
     other = library.with_name("other.cpp")
     other.write_text(NOT_OURS)
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, other], check=True)
@@ -299,10 +315,8 @@ KINDS = ("empty", "truncated", "changed", "open", "FIFO", "link")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_library_that_is_not_as_it_was_written_is_compiled_again(
-    kind: str, source: Path, cache: Path, tmp_path: Path
+    kind: str, source: Path, library: Path
 ) -> None:
-    assert finished_build(source) == (0, "1\n", "")
-    (library,) = cache.glob("*.so")
     replace(library, kind)
     status, output, errors = finished_build(source)
     assert (status, output) == (0, "1\n")
@@ -451,11 +465,12 @@ def start_build(source: Path, compiler: str) -> "subprocess.Popen[str]":
     )
 
 
-def finished_build(source: Path) -> tuple[int, str, str]:
+def finished_build(source: Path, **environment: str) -> tuple[int, str, str]:
     """Load in a process of its own; return its status, output and errors."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
         cwd=REPOSITORY,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,

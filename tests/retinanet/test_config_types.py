@@ -77,23 +77,6 @@ def test_split_by_speed_has_the_fastest_slowest_rank(
     assert slowest(split, speeds) == min(slowest(other, speeds) for other in others)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "images", "most", "split"),
-    [
-        ([2.0, 1.0], 16, [], (11, 5)),
-        ([1.0, 1.0, 1.0], 6, [], (2, 2, 2)),
-        ([2.0, 2.05], 16, [], (8, 8)),
-        ([100.0, 1.0], 4, [], (3, 1)),
-        ([3.0, 1.0, 2.0], 12, [], (6, 2, 4)),
-        ([3.0, 1.0], 8, [5, 8], (5, 3)),
-    ],
-)
-def test_split_by_speed(
-    speeds: list[float], images: int, most: list[int], split: tuple[int, ...]
-) -> None:
-    assert split_by_speed(speeds, images=images, most=most) == split
-
-
 def test_split_at_start() -> None:
     for split in ("even", "speed"):
         assert split_at_start(split, batch_size=3, ranks=4) == (3, 3, 3, 3)

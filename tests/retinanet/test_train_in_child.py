@@ -18,7 +18,7 @@ from common.errors import InputError, NonFiniteLossError, WorkerDiedError
 from common.files import read_json_lines
 from retinanet import EvaluationRecord, StepRecord, Training, train
 from retinanet.metrics_reader import MetricsReader
-from retinanet.train_in_child import override_pairs, parse_record
+from retinanet.train_in_child import override_pairs
 from tests.support.commands import error_message, run_program, start_program
 from tests.support.processes import child_processes, is_running, wait_until_ended
 from tests.support.training_runs import read_records
@@ -105,20 +105,6 @@ def test_wrong_settings_are_refused_at_once(arguments: dict[str, Any], message: 
     assert message in error_message(train, **arguments)
 
 
-def test_records_of_other_kinds_and_missing_numbers() -> None:
-    step = parse_record(STEP)
-    assert isinstance(step, StepRecord) and math.isnan(step.loss) and step.seconds == 0.5
-    assert step.losses == {"classification": 1.0, "bbox_regression": 0.5}
-    assert str(step) == "step 3, epoch 0.75: loss nan, 4.00 images/s"
-    content = {"kind": "evaluation", "step": 4, "epoch": 1, "map": 0.25, "map_50": 0.5}
-    content |= {"map_75": None, "mar_1": 0.1, "per_class": {"Bus": None}, "seconds": 2.0}
-    evaluation = parse_record(content)
-    assert isinstance(evaluation, EvaluationRecord) and math.isnan(evaluation.per_class["Bus"])
-    assert [*evaluation.metrics] == ["map", "map_50", "map_75", "mar_1"]
-    assert str(evaluation) == "step 4, epoch 1.00: mAP 0.250, mAP50 0.500"
-    assert parse_record({"kind": "bad_image", "step": 1, "problem": "a.jpg"}) is None
-
-
 def test_reader_begins_with_its_own_start_and_waits_for_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     reader = MetricsReader(file)
@@ -143,9 +129,9 @@ def test_reader_begins_with_its_own_start_and_waits_for_whole_lines(tmp_path: Pa
     [
         ("import sys; sys.exit('error: data.root: none')", WorkerDiedError, "data.root: none"),
         (
-            "import sys; print('error: a: contains another run; give --resume'); sys.exit(2)",
+            "print('error: a: give --resume, --overwrite, run.name=NEW'); exit(2)",
             InputError,
-            "^a: contains another run; give resume=True$",
+            "^a: give resume=True, overwrite=True, run={'name': 'NEW'}$",
         ),
         ("import sys; print('error: NaN'); sys.exit(3)", NonFiniteLossError, "^NaN$"),
         ("raise RuntimeError('broken')", WorkerDiedError, "status 1: RuntimeError: broken"),
@@ -193,37 +179,41 @@ print(train("demo", run={{"root": {str(tmp_path)!r}, "name": "x"}})._job._proces
     )
 
 
-@pytest.mark.slow
-def test_a_run_is_left_resumed_and_finished(root: Path) -> None:
-    run, steps = root / "left", list[int]()
-    for record in train("demo", **tiny(run, training={"epochs": 50})):
-        steps.append(record.step)
-        if len(steps) == 3:
+RECORDS = [
+    STEP,
+    {"kind": "bad_image", "step": 3, "problem": "a.jpg"},
+    {"kind": "evaluation", "step": 4, "epoch": 1, "map": 0.25, "map_50": 0.5, "map_75": None,
+     "mar_1": 0.1, "per_class": {"Bus": None}, "seconds": 2.0},
+    STEP | {"step": 5},
+]  # fmt: skip
+
+
+def test_leaving_the_loop_over_the_records_stops_the_training(
+    program: Callable[[str], None], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    program(f"""
+import json, os, time
+from pathlib import Path
+Path({str(run)!r}).mkdir()
+records = [{{"kind": "start", "step": 0, "id": os.environ["RETINANET_START"]}}, *{RECORDS!r}]
+Path({str(run)!r}, "metrics.jsonl").write_text("".join(json.dumps(r) + chr(10) for r in records))
+time.sleep(60)
+""")
+    training, taken = train("demo", **tiny(run)), []
+    for record in training:
+        taken.append(record)
+        if record.step == 4:
             break
-    assert steps == [1, 2, 3]
-    assert (run / "checkpoints" / "last" / "state.json").is_file()
-    done = read_records(run, kind="step")[-1]["step"]
-    assert 3 <= done < 100
-
-    assert "give resume=True, overwrite=True, or run={'name'" in error_message(
-        train("demo", **tiny(run)).wait
-    )
-
-    training = train("demo", resume=True, **tiny(run, training={"max_steps": done + 2}))
-    records = list(training)
-    # The evaluation of an epoch that ended with the stop may come first.
-    assert [record.step for record in records if isinstance(record, StepRecord)] == [
-        done + 1,
-        done + 2,
-    ]
-    assert isinstance(records[-1], EvaluationRecord)
-    assert training.progress == 1 and training.wait() == training.result
-    assert f"finished after {done + 2} steps" in training.output
-    result = training.wait()
-    assert result.run == run and result.is_finished and result.steps == done + 2
-    assert result.best_checkpoint == run / "checkpoints" / "best"
-    maps = [record["map"] for record in read_records(run, kind="evaluation")]
-    assert result.best_map == max(maps)
+    assert training.result is not None and not is_running(training._process.pid)
+    assert (training.result.steps, training.result.is_finished) == (5, False)
+    step, evaluation = taken
+    assert isinstance(step, StepRecord) and math.isnan(step.loss) and step.seconds == 0.5
+    assert step.losses == {"classification": 1.0, "bbox_regression": 0.5}
+    assert str(step) == "step 3, epoch 0.75: loss nan, 4.00 images/s"
+    assert isinstance(evaluation, EvaluationRecord) and math.isnan(evaluation.per_class["Bus"])
+    assert [*evaluation.metrics] == ["map", "map_50", "map_75", "mar_1"]
+    assert str(evaluation) == "step 4, epoch 1.00: mAP 0.250, mAP50 0.500"
 
 
 KILLED = """
@@ -236,12 +226,10 @@ for record in training:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_the_training_ends_with_its_caller(root: Path, number: signal.Signals) -> None:
-    run = root / number.name
+def killed_caller(run: Path, number: signal.Signals) -> None:
+    """End a program that follows a training by a signal; require that the training ends with it."""
     settings = tiny(run, training={"epochs": 500})
-    settings["run"]["root"] = str(root)
+    settings["run"]["root"] = str(run.parent)
     caller = start_program(
         *(sys.executable, "-c", KILLED.format(settings=settings)), start_new_session=True
     )
@@ -256,7 +244,32 @@ def test_the_training_ends_with_its_caller(root: Path, number: signal.Signals) -
         time.sleep(0.05)
     assert [number for number in everything if is_running(number)] == []
     assert (run / "checkpoints" / "last" / "state.json").is_file()
-    assert read_json_lines(run / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_the_training_ends_with_its_killed_caller(root: Path) -> None:
+    killed_caller(root / "killed", signal.SIGKILL)
+    assert read_json_lines(root / "killed" / "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_a_run_is_interrupted_resumed_and_finished(root: Path) -> None:
+    run = root / "left"
+    killed_caller(run, signal.SIGINT)
+    done = read_records(run, kind="step")[-1]["step"]
+    training = train("demo", resume=True, **tiny(run, training={"max_steps": done + 2}))
+    records = list(training)
+    # The evaluation of an epoch that ended with the stop may come first.
+    steps = [record.step for record in records if isinstance(record, StepRecord)]
+    assert steps == [done + 1, done + 2]
+    assert isinstance(records[-1], EvaluationRecord)
+    assert training.progress == 1 and training.wait() == training.result
+    assert f"finished after {done + 2} steps" in training.output
+    result = training.wait()
+    assert result.run == run and result.is_finished and result.steps == done + 2
+    assert result.best_checkpoint == run / "checkpoints" / "best"
+    maps = [record["map"] for record in read_records(run, kind="evaluation")]
+    assert result.best_map == max(maps)
 
 
 @pytest.mark.slow

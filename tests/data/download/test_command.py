@@ -94,12 +94,18 @@ def test_larger_limit_adds_images(tmp_path: Path, dataset: str, files: dict[str,
     assert small < set(tree(tmp_path / "a"))
 
 
-def test_one_split_and_some_classes_of_coco(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("classes", "count"), [(("dog",), 2), (("cat", "dog"), 3)])
+def test_one_split_and_some_classes_of_coco(
+    tmp_path: Path, classes: tuple[str, ...], count: int
+) -> None:
+    options = ("--splits", "validation", "--classes", *classes)
     with serving(COCO) as server:
-        assert download(server, "coco", tmp_path, "--splits", "validation", "--classes", "dog") == 0
+        assert download(server, "coco", tmp_path, *options) == 0
     annotations = read_annotations(tmp_path / "annotations" / "instances_val2017.json")
-    assert tuple(annotations.category_names) == ("dog",) and len(annotations) == 2
-    assert len(list((tmp_path / "val2017").iterdir())) == 2
+    assert tuple(annotations.category_names) == classes and len(annotations) == count
+    assert set(annotations.box_category_ids.tolist()) == set(annotations.category_ids.tolist())
+    assert all(len(annotations.boxes[annotations.box_slice(row)]) for row in range(count))
+    assert len(list((tmp_path / "val2017").iterdir())) == count
     assert not (tmp_path / "train2017").exists()
 
 

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from data.coco_json import read_annotations
 from data.download import datasets
 from data.download.datasets import (
     check_class_descriptions,
@@ -178,18 +177,6 @@ def test_limit_selects_the_first_images_by_name(selected: Select, target: Path) 
     assert selected(limit=9) == names[:9]
     assert selected() == names
     assert content(target) == whole and len(list(target.parent.iterdir())) == 1
-
-
-@pytest.mark.parametrize(("classes", "count"), [(("dog",), 6), (("cat", "dog"), 12)])
-def test_classes_select_images_and_boxes(
-    selected: Select, target: Path, classes: tuple[str, ...], count: int
-) -> None:
-    names = selected(classes)
-    read = read_annotations(target)
-    assert sorted(read.file_names) == list(names) and len(names) == count
-    assert tuple(read.category_names) == classes
-    assert set(read.box_category_ids.tolist()) == set(read.category_ids.tolist())
-    assert min(len(read.boxes[read.box_slice(index)]) for index in range(count)) >= 1
 
 
 @pytest.mark.parametrize(("name", "hint"), [("Cat", "did you mean 'cat'"), ("zebra", "cat, dog")])

@@ -5,6 +5,7 @@
 
 import json
 import sys
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from launch.pinning import RankContext
 from tests.support.rank_programs import enter_test_rank
 
-SIZE = 96
+SIZE = 64
 
 
 def main(context: RankContext, results: Path, cases: list[str]) -> None:
@@ -37,8 +38,10 @@ def main(context: RankContext, results: Path, cases: list[str]) -> None:
             batches[1 - first].targets[0] = {"boxes": torch.zeros(0, 4), "labels": no_labels}
         return concatenated(*batches)
 
+    new_model = make_model(norm="frozen")
+
     def prepare(precision: str) -> PreparedTraining:
-        training = prepared(make_model(norm="frozen"), precision=precision)
+        training = prepared(deepcopy(new_model), precision=precision)
         training.model.train()
         return training
 

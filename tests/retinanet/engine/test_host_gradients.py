@@ -17,7 +17,7 @@ from torch import Tensor
 from profiling.bench.job import MARK
 from retinanet.engine import host_gradients
 from retinanet.engine.gradient_sync import share_memory
-from retinanet.engine.host_gradients import HostGradients, Operation, Slices
+from retinanet.engine.host_gradients import HostGradients, Operation
 from tests.launch.ranks import run_ranks
 from tests.retinanet.engine.test_gradient_sync import ThreadRanks, on_ranks
 
@@ -223,13 +223,6 @@ def test_thread_ends_with_close() -> None:
     with averaging_ranks((1, 1), compress=False):
         assert any(thread.name == "gradients" for thread in threading.enumerate())
     assert not any(thread.name == "gradients" for thread in threading.enumerate())
-
-
-def test_slices_cover_all_values_once() -> None:
-    for count, values in itertools.product((1, 2, 3, 7), (0, 1, 5, 100)):
-        slices = [Slices(count=count).of(number, values) for number in range(count)]
-        covered = itertools.chain.from_iterable(range(values)[piece] for piece in slices)
-        assert list(covered) == list(range(values))
 
 
 @pytest.mark.whole_machine

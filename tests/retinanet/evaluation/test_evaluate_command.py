@@ -113,10 +113,3 @@ def test_missing_images_are_named_by_the_options_that_give_them(
     ):
         paths = ("--annotations", options[0], "--images", options[1])
         assert f"error: {problem}" in error_line(run_here(main, *command, detector, *paths))
-
-
-def test_exported_file_is_not_a_checkpoint(tmp_path: Path, run_here: RunHere) -> None:
-    (tmp_path / "model.pt2").touch()
-    done = run_here(main, "evaluate", "--checkpoint", tmp_path / "model.pt2")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "exported model" in done.stderr and "--checkpoint" in done.stderr

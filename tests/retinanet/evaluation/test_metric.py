@@ -189,21 +189,6 @@ def test_264_classes_in_any_order_equal_pycocotools(scored: Scored) -> None:
     assert ours.per_class == pytest.approx(reference.per_class, rel=0, abs=1e-9)
 
 
-@needs_photos
-def test_perfect_detections_have_map_1(scored: Scored) -> None:
-    annotations = scored.annotations
-    detections = []
-    for index, image_id in enumerate(annotations.image_ids.tolist()):
-        rows = annotations.box_slice(index)
-        single = ~annotations.box_is_crowd[rows]
-        boxes = annotations.boxes[rows][single]
-        ids = annotations.box_category_ids[rows][single]
-        detections.append(ImageDetections(image_id, boxes, np.ones(len(boxes)), ids))
-    evaluation = coco_metric(annotations, SplitDetections.from_images(detections))
-    assert evaluation.map == pytest.approx(1) and evaluation.summary["map_small"] == 1
-    assert list(evaluation.per_class.values()) == pytest.approx([1.0] * len(evaluation.per_class))
-
-
 FIRST_DATE = 20230405123456781
 """An image id as tools make it from a date and a time: above 2⁵³, where doubles skip integers."""
 

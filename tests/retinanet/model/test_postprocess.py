@@ -50,39 +50,6 @@ def test_nan_scores_are_not_reported() -> None:
     assert len(detections.boxes) == 0
 
 
-def test_one_confident_anchor_is_reported_with_its_class_and_clipped() -> None:
-    outputs = low_outputs()
-    outputs.cls_logits[0][0, 3, 2] = 0.0  # first place of P3, the square of 32: (-16, -16, 16, 16)
-    detections = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
-    assert detections.boxes.tolist() == [[0.0, 0.0, 16.0, 16.0]]
-    assert detections.scores.tolist() == [0.5]
-    assert detections.labels.tolist() == [2]
-
-
-def test_suppression_is_within_a_class_and_keeps_the_best() -> None:
-    outputs = low_outputs()
-    place = 9 * (4 * 8 + 4)  # well inside the image
-    outputs.cls_logits[0][0, place + 3, 1] = 1.0
-    outputs.bbox_regression[0][0, place + 4, 2:] = math.log(32 / 40)  # the same box as place + 3
-    outputs.cls_logits[0][0, place + 4, 1] = 2.0
-    outputs.cls_logits[0][0, place + 4, 0] = 0.5
-    detections = postprocess(outputs, anchors_for(IMAGE_SIZE, FEATURE_SIZES), IMAGE_SIZE)[0]
-    assert detections.labels.tolist() == [1, 0]
-    torch.testing.assert_close(detections.scores, torch.tensor([2.0, 0.5]).sigmoid())
-
-
-def test_limits_are_arguments() -> None:
-    outputs, anchors = random_outputs(1), anchors_for(IMAGE_SIZE, FEATURE_SIZES)
-    everything = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0)[0]
-    assert len(everything.scores) > 100
-    few = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, detections_per_image=7)[0]
-    assert torch.equal(few.scores, everything.scores[:7])
-    sure = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, score_threshold=0.5)[0]
-    assert torch.equal(sure.scores, everything.scores[everything.scores > 0.5])
-    best = postprocess(outputs, anchors, IMAGE_SIZE, nms_iou=1.0, candidates_per_level=1)[0]
-    assert len(best.scores) == len(FEATURE_SIZES)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_are_float32_sorted_and_batched_equals_single(dtype: torch.dtype) -> None:
     outputs, anchors = random_outputs(3), anchors_for(IMAGE_SIZE, FEATURE_SIZES)

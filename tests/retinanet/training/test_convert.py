@@ -153,17 +153,6 @@ def test_checkpoint_can_be_evaluated(
     assert "--annotations" in alone.stderr
 
 
-@pytest.mark.exhaustive
-def test_checkpoint_can_be_exported(
-    checkpoint: Path, photo: Path, tmp_path: Path, run_here: RunHere
-) -> None:
-    out = tmp_path / "detector.pt2"
-    arguments = ("--checkpoint", checkpoint, "--out", out, "--image", photo)
-    done = run_here(main, "export", *arguments, "--score", "0.1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(out.with_name("detector.pt2.json").read_text())["category_ids"] == [*range(5)]
-
-
 @pytest.mark.slow
 def test_only_an_earlier_conversion_is_replaced(
     checkpoint: Path, tmp_path: Path, run_here: RunHere

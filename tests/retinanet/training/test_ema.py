@@ -14,7 +14,7 @@ from launch.process_group import ProcessGroup
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.training.checkpoint import Checkpoint, Contents, read_checkpoint, write_checkpoint
 from retinanet.training.checkpointer import gathered
-from retinanet.training.ema import WeightAverage, averaged_tensors, decay_after
+from retinanet.training.ema import WeightAverage, averaged_tensors
 from retinanet.training.loop import train_one_epoch
 from retinanet.training.train_state import load_rank_state_dict, rank_state_dict
 from tests.retinanet.engine.layers import random_gradients, trainable
@@ -50,12 +50,6 @@ def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert actual.keys() == expected.keys() and actual
     assert [name for name in actual if not torch.equal(actual[name], expected[name])] == []
-
-
-def test_decay_rises_to_the_configured_one() -> None:
-    decays = [decay_after(step, 0.75) for step in (0, 1, 2, 8, 25, 26, 27, 10**6)]
-    expected = [1 / 10, 2 / 11, 3 / 12, 9 / 18, 26 / 35, 27 / 36, 0.75, 0.75]
-    assert decays == pytest.approx(expected)
 
 
 def test_average_is_the_weighted_sum_of_the_weights() -> None:
