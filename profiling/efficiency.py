@@ -23,6 +23,7 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import write_atomically
 from common.options import Outputs, argument, included, option
+from common.wording import counted
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import (
@@ -470,7 +471,7 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     say(
         f"replayed {done} of {done + len(efficiency.not_replayed)} problems through "
         f"{replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
-        f"{threads} thread{'s' if threads > 1 else ''}"
+        f"{counted(threads, 'thread')}"
     )
     if efficiency.outside_ms > 0:
         say(f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps")
@@ -532,7 +533,7 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     if not count:
         return
     say(
-        f"not replayed: {count} problem{'s' if count > 1 else ''}, "
+        f"not replayed: {counted(count, 'problem')}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio"
     )

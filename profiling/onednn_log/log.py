@@ -22,6 +22,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
+from common.wording import listed
 from profiling.onednn_log import parse
 from profiling.onednn_log.parse import Mark, Meaning, milliseconds, split_head
 from profiling.onednn_log.work import Problem
@@ -466,5 +467,4 @@ def describe_log(console: Console, log: OneDnnLog) -> None:
 
 def name_files(files: Sequence[str]) -> str:
     """Return the names of a log's files for a chart's title, of many the first three."""
-    others = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return ", ".join(Path(file).name for file in files[:3]) + others
+    return listed((Path(file).name for file in files), 3)

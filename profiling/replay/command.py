@@ -18,6 +18,7 @@ from common.console import make_console, print_cautions, print_line
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
+from common.wording import counted
 from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, find_benchdnn, probe_benchdnn
@@ -168,7 +169,7 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
     """Print what was written, and what benchdnn cannot run."""
     for driver, file in files.files.items():
         count = sum(line.driver == driver for line in files.lines.values())
-        print_line(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
+        print_line(console, f"{file}: {counted(count, 'problem')}")
     if refused := files.not_expressible:
         total = sum(problem_calls.total_ms for problem_calls in calls.values())
         part = format_share(sum(calls[problem].total_ms for problem in refused), total)

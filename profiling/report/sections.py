@@ -38,9 +38,9 @@ from common.page import (
     Text,
     chart,
     count,
-    listed,
     three,
 )
+from common.wording import listed
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (

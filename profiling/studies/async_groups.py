@@ -38,6 +38,7 @@ from common.outputs import format_names, other_entries
 from common.processes import SECONDS_TO_SAVE, running, wait_for
 from common.program import command_words, module_command, train_command
 from common.stored import first_difference, read_stored
+from common.wording import counted
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from retinanet.config import Config
@@ -80,7 +81,7 @@ class Setting:
     @property
     def groups_title(self) -> str:
         """The number of groups, such as `2 groups`."""
-        return "1 group" if self.groups == 1 else f"{self.groups} groups"
+        return counted(self.groups, "group")
 
     @property
     def title(self) -> str:
