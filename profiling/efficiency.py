@@ -7,7 +7,6 @@ what a step would take if oneDNN's primitives ran at another speed.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -45,6 +44,7 @@ from profiling.replay.replay import (
     replay_conditions,
 )
 from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.sums import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -327,9 +327,7 @@ def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -
         )
         problems.append(item)
     outside = log.calls(lambda where: not steps.holds(where))
-    kinds: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    for item in problems:
-        kinds[item.kind, item.direction].append(item)
+    kinds = grouped(problems, lambda item: (item.kind, item.direction))
     parts = [sum_up(*kind, group) for kind, group in kinds.items()]
     return Efficiency(
         replay=replay,
@@ -537,9 +535,7 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio"
     )
-    reasons: dict[tuple[str, str], list[NotReplayed]] = defaultdict(list)
-    for problem in efficiency.not_replayed:
-        reasons[problem.problem.kind, problem.why].append(problem)
+    reasons = grouped(efficiency.not_replayed, lambda item: (item.problem.kind, item.why))
     groups = [(sum(p.measured_ms for p in group), group) for group in reasons.values()]
     groups.sort(key=lambda group: -group[0])
     for milliseconds, group in groups[:REASONS]:

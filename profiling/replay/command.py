@@ -5,7 +5,6 @@ and saved in `replay.json`.
 """
 
 import argparse
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
 from profiling.replay.replay import Replay, mismatches, replay_conditions
 from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.sums import grouped
 
 REPLAY = "replay.json"
 
@@ -260,11 +260,8 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
     covered = sum(row.total_ms for row in replayed)
     share = f", {covered / total:.1%} of their time" if total else ""
     print_line(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
-    by_reason: dict[str, list[ReplayedRow]] = defaultdict(list)
-    for row in rows:
-        if row.why_not:
-            by_reason[row.why_not].append(row)
-    for reason, affected in by_reason.items():
+    left_out = (row for row in rows if row.why_not)
+    for reason, affected in grouped(left_out, lambda row: row.why_not).items():
         part = format_share(sum(row.total_ms for row in affected), total)
         kinds = ", ".join(dict.fromkeys(row.problem.kind for row in affected))
         print_line(
