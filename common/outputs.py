@@ -7,6 +7,7 @@ from pathlib import Path
 from common.errors import InputError, printable
 from common.files import or_refused
 from common.walk import identity
+from common.wording import listed
 
 NAMES_SHOWN = 3
 
@@ -51,5 +52,4 @@ def other_entries(folder: Path, *, advice: str) -> list[Path]:
 
 def format_names(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
-    others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return printable(", ".join(names[:NAMES_SHOWN])) + others
+    return printable(listed(names, NAMES_SHOWN))

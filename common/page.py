@@ -244,12 +244,6 @@ def sentence(text: str) -> str:
     return f"{begin}{text[1:]}."
 
 
-def listed(items: list[str], most: int) -> str:
-    """Return the first items, separated by commas, and the number of the others."""
-    others = f" and {len(items) - most:,} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + others
-
-
 def chart(draw: Callable[[], "Figure"], *, name: str, label: str, caption: str) -> Chart:
     """Draw a figure and make it part of the page.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,9 +26,35 @@ def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: 
     try:
         return schema.validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(f"{file}: {wrong} ({field}: {first['msg']}); {advice}") from error
+        fault = first_fault(error)
+        where = f"{fault.field or 'the file'}: {fault.message}"
+        raise InputError(f"{file}: {wrong} ({where}); {advice}") from error
+
+
+class Fault(NamedTuple):
+    """What pydantic found wrong with content from outside."""
+
+    path: tuple[str, ...]  # Of the field
+    message: str  # begins with a capital letter
+    kind: str  # pydantic's name of the error, such as `missing`
+    found: object
+
+    @property
+    def field(self) -> str:
+        """The field, such as `hosts.0.ranks`; empty: all of the content."""
+        return ".".join(self.path)
+
+    @property
+    def after_name(self) -> str:
+        """The message as it follows a field's name."""
+        return self.message[0].lower() + self.message[1:]
+
+
+def first_fault(error: ValidationError) -> Fault:
+    """Return the first of pydantic's errors; a misspelt name, which is also missing, is first."""
+    errors = error.errors(include_url=False, include_context=False)
+    first = min(errors, key=lambda each: each["type"] != "unexpected_keyword_argument")
+    return Fault(tuple(map(str, first["loc"])), first["msg"], first["type"], first["input"])
 
 
 def first_difference(

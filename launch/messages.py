@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from common.errors import InputError
+from common.stored import first_fault
 
 MOST_BYTES = 64_000_000
 """Of one message. The largest hold a few kilobytes of each rank, or a line of each bad image."""
@@ -47,10 +48,10 @@ def decode(content: bytes, kind: Any, *, sender: str) -> Any:
     try:
         [value] = schema(kind).validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"][1:])) or "it"
+        fault = first_fault(error)
+        place = ".".join(fault.path[1:]) or "it"
         raise InputError(
-            f"the message of {sender} cannot be used ({place}: {first['msg']}); {SAME_VERSION}"
+            f"the message of {sender} cannot be used ({place}: {fault.message}); {SAME_VERSION}"
         ) from error
     return value
 

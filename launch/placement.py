@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import InputError
+from common.wording import counted
 from launch.ranks import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, NodeGroup, Share, choose_sockets, divide_host
 from launch.topology import (
@@ -69,11 +70,6 @@ def place_ranks(
     raise InputError(f"{shares.why}: use {advice}")
 
 
-def count_ranks(ranks: int) -> str:
-    """Return `1 rank`, `2 ranks`."""
-    return f"{ranks} rank{'s' if ranks > 1 else ''}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
     """The reason why ranks do not fit, and what to change besides the number of ranks."""
@@ -132,14 +128,14 @@ def find_fit(
     usable = cores if quota is None else min(cores, cores_of_quota(quota))
     if ranks > usable:
         of_quota = f" that the CPU quota of {quota:g} gives" if usable < cores else ""
-        have = f"{usable} core{'s' if usable > 1 else ''}{of_quota}"
+        have = f"{counted(usable, 'core')}{of_quota}"
         return Misfit(why=f"{ranks} ranks are more than the {have}")
     chosen = choose_sockets(sockets, ranks)
     cores_each = request.threads and request.threads + request.comm_cores + request.loader_cores
     groups = divide_host(chosen, ranks, cores_each=cores_each)
     if groups is None or not all(group.cores_each for group in groups):
         host = describe_sockets(sockets)
-        return Misfit(why=f"{count_ranks(ranks)} do not fit evenly on {host}")
+        return Misfit(why=f"{counted(ranks, 'rank')} do not fit evenly on {host}")
     floating = usable < sum(group.ranks * group.cores_each for group in groups)
     # All ranks have as many cores as the one with the fewest, since every step waits for the
     # slowest.
@@ -150,8 +146,8 @@ def find_fit(
         most, aside = min(usable // ranks, least), 0
         if request.threads is not None and request.threads > most:
             why = (
-                f"launch.threads={request.threads} for each of {count_ranks(ranks)} is too many "
-                f"for the {usable} CPUs of the quota"
+                f"launch.threads={request.threads} for each of {counted(ranks, 'rank')} is too "
+                f"many for the {usable} CPUs of the quota"
             )
             return Misfit(why=why, advice=(f"launch.threads={most}",))
         available, what = usable, f"{usable} cores of the CPU quota"
@@ -165,7 +161,7 @@ def find_fit(
     idle = available - ranks * (threads + aside)
     if request.threads is None and idle > MOST_IDLE * available:
         return Misfit(
-            why=f"{count_ranks(ranks)} do not share {what} evenly",
+            why=f"{counted(ranks, 'rank')} do not share {what} evenly",
             advice=(f"launch.threads={threads}, which leaves the rest idle",),
         )
     return Fit(groups=tuple(groups), threads=threads, idle=idle, floating=floating)
@@ -180,7 +176,7 @@ def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
     }
     fields = [field for field, count in counts.items() if count]
     wanted = " + ".join(f"{field}={counts[field]}" for field in fields)
-    have = f"{cores} core{'s' if cores > 1 else ''}{' each' if ranks > 1 else ''}"
+    have = f"{counted(cores, 'core')}{' each' if ranks > 1 else ''}"
     too_much = "requests more" if request.threads else "leaves none to compute"
     threads = request.threads or 1
     others = [field for field in fields if field != "launch.threads"]
@@ -190,7 +186,7 @@ def too_few(cores: int, *, ranks: int, request: CoreRequest) -> Misfit:
     if others and threads <= cores:
         advice.append(f"{' + '.join(others)}={cores - threads}")
     return Misfit(
-        why=f"{count_ranks(ranks)} can have {have}, but {wanted} {too_much}",
+        why=f"{counted(ranks, 'rank')} can have {have}, but {wanted} {too_much}",
         advice=tuple(advice) or (f"{' + '.join(fields)}={cores}",),
     )
 

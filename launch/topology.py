@@ -14,6 +14,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.files import or_unreadable, read_text
+from common.wording import counted
 
 SYSFS = Path("/sys/devices/system")
 
@@ -199,7 +200,7 @@ def describe_sockets(sockets: Sequence[Socket]) -> str:
         least, greatest = min(counts), max(counts)
         return f"{least}" if least == greatest else f"{least} to {greatest}"
 
-    name = "1 socket" if len(sockets) == 1 else f"{len(sockets)} sockets"
+    name = counted(len(sockets), "socket")
     sizes = [len(socket.cores) for socket in sockets]
     nodes = [len(socket.nodes) for socket in sockets]
     cores = f"{span(sizes)} core{'s' if max(sizes) > 1 else ''}"

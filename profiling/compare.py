@@ -8,7 +8,6 @@ conditions on the ratio of both sides.
 import json
 import operator
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
+from profiling.sums import grouped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -278,9 +278,7 @@ def compare(
 
 def sum_by_kind(pairs: Sequence[Pair]) -> list[Pair]:
     """Return sums by kind and direction, the costliest first."""
-    groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        groups[pair.key.kind, pair.key.direction].append(pair)
+    groups = grouped(pairs, lambda pair: (pair.key.kind, pair.key.direction))
     sums = (sum_pairs(group, *key) for key, group in groups.items())
     return sorted(sums, key=lambda kind: -kind.cost_ms)
 

@@ -7,7 +7,6 @@ what a step would take if oneDNN's primitives ran at another speed.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import write_atomically
 from common.options import Outputs, argument, included, option
+from common.wording import counted
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import (
@@ -44,6 +44,7 @@ from profiling.replay.replay import (
     replay_conditions,
 )
 from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.sums import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -326,9 +327,7 @@ def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -
         )
         problems.append(item)
     outside = log.calls(lambda where: not steps.holds(where))
-    kinds: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    for item in problems:
-        kinds[item.kind, item.direction].append(item)
+    kinds = grouped(problems, lambda item: (item.kind, item.direction))
     parts = [sum_up(*kind, group) for kind, group in kinds.items()]
     return Efficiency(
         replay=replay,
@@ -470,7 +469,7 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     say(
         f"replayed {done} of {done + len(efficiency.not_replayed)} problems through "
         f"{replay.runner}, oneDNN {replay.version or 'of unknown version'}, "
-        f"{threads} thread{'s' if threads > 1 else ''}"
+        f"{counted(threads, 'thread')}"
     )
     if efficiency.outside_ms > 0:
         say(f"not included: {efficiency.outside_ms:,.1f} ms outside of complete steps")
@@ -532,13 +531,11 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
     if not count:
         return
     say(
-        f"not replayed: {count} problem{'s' if count > 1 else ''}, "
+        f"not replayed: {counted(count, 'problem')}, "
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio"
     )
-    reasons: dict[tuple[str, str], list[NotReplayed]] = defaultdict(list)
-    for problem in efficiency.not_replayed:
-        reasons[problem.problem.kind, problem.why].append(problem)
+    reasons = grouped(efficiency.not_replayed, lambda item: (item.problem.kind, item.why))
     groups = [(sum(p.measured_ms for p in group), group) for group in reasons.values()]
     groups.sort(key=lambda group: -group[0])
     for milliseconds, group in groups[:REASONS]:

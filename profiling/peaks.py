@@ -25,6 +25,7 @@ from common.machine import available_mb, environment, read_proc_text
 from common.options import flag, json_option, option
 from common.processes import Answering, JsonWorker, serve
 from common.stored import read_stored
+from common.wording import counted
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
 from launch.topology import format_cpu_list, parse_cpu_list
@@ -183,7 +184,7 @@ u8: unsigned × signed bytes."""
 def print_peaks(console: Console, peaks: Peaks) -> None:
     """Print machine and peaks, as tables, and what the terms mean."""
     versions = ", ".join(f"{name} {version}" for name, version in peaks.versions.items())
-    threads = f"{peaks.threads} thread{'s' if peaks.threads > 1 else ''}"
+    threads = counted(peaks.threads, "thread")
     where = f" on CPUs {format_cpu_list(peaks.cpus)}" if peaks.cpus else ""
     if disturbed := disturbance(peaks.other_cores):
         print_cautions(console, [disturbed])

@@ -9,11 +9,12 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -32,10 +33,9 @@ from profiling.onednn_log.work import (
     DRIVERS,
     Problem,
     direction_name,
-    gbyte,
-    gflop,
 )
 from profiling.peaks import Peaks, cautions_of_peaks, choose_peaks, peaks_option
+from profiling.sums import Part, ProblemCalls, grouped, identity, sum_by_kind, sum_by_problem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def run_stats(options: StatsOptions) -> int:
     # Reasons for skipped implementations are worth a table's place, but give no chart.
     log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     calls = log.calls()
-    rows = make_rows(calls)
+    rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)
     # Peaks are for the roofline chart only, which is a file.
     machine = None if out is None else choose_peaks(options.peaks, log, console=console, folder=out)
@@ -103,12 +103,12 @@ def run_stats(options: StatsOptions) -> int:
             "not_understood": log.not_understood_count,
             "calls": sum(row.calls for row in rows),
             "total_ms": log.total_ms,  # times in milliseconds, shares from 0 to 1
-            "parts": [asdict(part) for part in parts],
-            "problems": [row._asdict() for row in rows],
+            "parts": [{name: getattr(part, name) for name in PART_FIELDS} for part in parts],
+            "problems": [dict(zip(COLUMNS, problem_row(row), strict=True)) for row in rows],
         }
         write_atomically(options.outputs.json, json.dumps(content, indent=1))
     if out is not None:
-        write_parts(out / "primitives.csv", csv_parts(COLUMNS, rows))
+        write_parts(out / "primitives.csv", csv_parts(COLUMNS, map(problem_row, rows)))
         parameters = csv_parts(PARAMETER_COLUMNS, parameter_rows(calls))
         write_parts(out / "parameters.csv", parameters)
         name = onednn_logs.name_files(log.files)
@@ -122,102 +122,27 @@ def run_stats(options: StatsOptions) -> int:
     return FINISHED
 
 
-class Row(NamedTuple):
-    """One problem of a log, a row of `primitives.csv`."""
-
-    kind: str
-    implementation: str
-    direction: str
-    types: str
-    layouts: str
-    attributes: str
-    algorithm: str
-    shape: str
-    calls: int
-    total_ms: float
-    mean_ms: float
-    share: float  # Share of the time of all executions, 0 to 1
-    gflop: float | None
-    """10⁹ operations of a call; None where not counted, see `profiling.onednn_log.work`."""
-    gbyte: float | None  # 10⁹ bytes of a call's tensors, each once
-    gflop_per_s: float | None  # The rate of a call; None where its arithmetic is not counted
-    flop_per_byte: float | None
-    """The arithmetic intensity; None where arithmetic or bytes are not counted."""
+COLUMNS = (
+    *(
+        "kind",
+        "implementation",
+        "direction",
+        "types",
+        "layouts",
+        "attributes",
+        "algorithm",
+        "shape",
+    ),
+    *("calls", "total_ms", "mean_ms", "share", "gflop", "gbyte", "gflop_per_s", "flop_per_byte"),
+)
+"""The columns of `primitives.csv`; the share is from 0 to 1, `gflop` and `gbyte` are of a call."""
+NUMBERS = attrgetter(*COLUMNS[8:])
+PART_FIELDS = ("kind", "direction", "calls", "total_ms", "share", "gflop", "gflop_per_s")
 
 
-COLUMNS = Row._fields
-
-
-def make_rows(calls: Mapping[Problem, Calls]) -> list[Row]:
-    """Return a row for each problem, the costliest first; problems with equal columns are one."""
-    total_ms = sum(counted.total_ms for counted in calls.values())
-    rows = []
-    for problem, counted in merge_equal(calls).items():
-        ms, mean_ms = counted.total_ms, counted.mean_ms
-        share = ms / total_ms if total_ms else 0.0
-        operations, size = gflop(problem), gbyte(problem)
-        rate = None if operations is None or not mean_ms else operations / (mean_ms / 1000)
-        intensity = operations / size if operations is not None and size else None
-        numbers = (counted.count, ms, mean_ms, share, operations, size, rate, intensity)
-        rows.append(Row(*identity(problem), *numbers))
-    return sorted(rows, key=lambda row: -row.total_ms)
-
-
-def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
-    """Return the calls with problems of equal columns summed, each under the first such problem."""
-    first: dict[tuple[str, ...], Problem] = {}
-    merged: dict[Problem, Calls] = {}
-    for problem, counted in calls.items():
-        kept = first.setdefault(identity(problem), problem)
-        merged.setdefault(kept, Calls()).add(counted.total_ms, counted.count)
-    return merged
-
-
-def identity(problem: Problem) -> tuple[str, str, str, str, str, str, str, str]:
-    """Return a problem's columns before `calls`.
-
-    The algorithm includes the log's other terms, such as `axis:1` or `flags:GR`.
-    """
-    work = (problem.kind, problem.implementation, problem.direction, problem.types)
-    # Many problems have the same text, which is then in memory once.
-    algorithm = intern(problem.auxiliary.removeprefix("alg:"))
-    return *work, problem.layouts, problem.attributes, algorithm, problem.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """All problems of one kind and direction."""
-
-    kind: str
-    direction: str
-    calls: int
-    total_ms: float
-    share: float
-    gflop: float  # 10⁹ operations of all calls whose arithmetic is counted
-    gflop_per_s: float | None
-
-
-def sum_by_kind(rows: Sequence[Row]) -> list[Part]:
-    """Return the sums by kind and direction, the costliest first."""
-    by_part: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        by_part[row.kind, row.direction].append(row)
-    parts = []
-    for (kind, direction), group in by_part.items():
-        counted = [row for row in group if row.gflop is not None]
-        operations = sum((row.gflop or 0.0) * row.calls for row in counted)
-        seconds = sum(row.total_ms for row in counted) / 1000
-        part = Part(
-            kind=kind,
-            direction=direction,
-            calls=sum(row.calls for row in group),
-            total_ms=sum(row.total_ms for row in group),
-            share=sum(row.share for row in group),
-            gflop=operations,
-            gflop_per_s=operations / seconds if seconds and counted else None,
-        )
-        parts.append(part)
-    return sorted(parts, key=lambda part: -part.total_ms)
+def problem_row(item: ProblemCalls) -> tuple[object, ...]:
+    """Return the row of a problem in `primitives.csv`."""
+    return *identity(item.problem), *NUMBERS(item)
 
 
 PARAMETER_COLUMNS = (
@@ -282,12 +207,13 @@ def print_parts(console: Console, parts: Sequence[Part]) -> None:
     console.print(Table("time by kind and direction", columns, rows, totals=totals).for_console())
 
 
-def print_rows(console: Console, rows: Sequence[Row], *, problems: int) -> None:
+def print_rows(console: Console, rows: Sequence[ProblemCalls], *, problems: int) -> None:
     """Print the costliest problems."""
     cells = []
     for row in rows:
         direction = "" if row.direction == "undef" else f" {row.direction}"
-        name = f"{row.kind}{direction}, {row.implementation}\n{row.shape}\n{row.types}"
+        problem = row.problem
+        name = f"{row.kind}{direction}, {problem.implementation}\n{problem.shape}\n{problem.types}"
         cells.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
     title = f"the {len(rows)} costliest of {problems:,} problems"
     table = Table(title, (text_column("problem"), *MEASURES), cells)
@@ -393,7 +319,7 @@ SMALLEST_DOT = 9
 MOVERS = 10  # Kinds that only move data in the chart
 
 
-def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "Figure":
+def draw_roofline(rows: Sequence[ProblemCalls], peaks: Peaks | None, *, title: str) -> "Figure":
     """Draw problems that compute (left: GFLOP/s over FLOP/byte) and that move data (right: GB/s).
 
     A dot's area is the problem's share of the time.
@@ -407,7 +333,7 @@ def draw_roofline(rows: Sequence[Row], peaks: Peaks | None, *, title: str) -> "F
     return figure
 
 
-def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
+def draw_computing(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks | None) -> None:
     """Draw a dot for each problem, with ceilings above them."""
     axes.set_title("convolutions and matrix products")
     if not rows:
@@ -440,12 +366,12 @@ def draw_computing(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> No
         handle.set_sizes([40])  # type: ignore[union-attr]
 
 
-def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
+def draw_ceilings(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks) -> None:
     """Draw the memory's slope, and a line for each type that the log multiplies in."""
     bandwidth = peaks.bandwidth_gb_per_s
     intensities = [row.flop_per_byte or 1 for row in rows]
     highest = max(intensities) * 2
-    types = {item.rpartition(":")[2] for row in rows for item in row.types.split()}
+    types = {item.rpartition(":")[2] for row in rows for item in row.problem.types.split()}
     shown = {name: peak for name, peak in peaks.matrix_gflop_per_s.items() if name in types}
     top = max([*shown.values(), *(row.gflop_per_s or 0 for row in rows)])
     ridge = min(highest, top / bandwidth)
@@ -463,12 +389,10 @@ def draw_ceilings(axes: "Axes", rows: Sequence[Row], peaks: Peaks) -> None:
         axes.annotate(label, (highest, peak), xytext=(0, 4), ha="right", **text)
 
 
-def draw_moving(axes: "Axes", rows: Sequence[Row], peaks: Peaks | None) -> None:
+def draw_moving(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks | None) -> None:
     """Draw bytes a second of kinds whose arithmetic does not count, the costliest on top."""
     axes.set_title("primitives that only move data")
-    by_kind: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_kind[row.kind].append(row)
+    by_kind = grouped(rows, lambda row: row.kind)
     if not by_kind:
         charts.write_in_place_of_chart(axes, "none in this log")
         return

@@ -28,6 +28,7 @@ from common.options import (
     take_options,
 )
 from common.program import FOLDER
+from common.stored import first_fault
 from common.yaml_text import read_yaml
 from data.annotations import Split, SplitName, TrainingRules, find_split
 from retinanet.config import (
@@ -162,7 +163,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
     try:
         return SCHEMA.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        fault = first_fault(error)
     # pydantic adds the types of a union to a location; show only the parts that the user wrote.
     known_parts = {part for name in field_names() for part in name.split(".")}
     pending: list[Mapping[str, Any]] = [tree]
@@ -171,19 +172,18 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
             known_parts.add(str(key))
             if isinstance(value, Mapping):
                 pending.append(value)
-    name = ".".join(str(part) for part in first["loc"] if str(part) in known_parts)
+    name = ".".join(part for part in fault.path if part in known_parts)
     place = next((origins[key] for key in origins if is_within(key, name)), source)
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if fault.kind in ("unexpected_keyword_argument", "extra_forbidden"):
         # A misspelt section is named together with its field, which the suggestion needs.
         name = next((key for key in origins if key.startswith(f"{name}.")), name)
         raise InputError(f"{place}: {name}: no such field; {suggestion(name)}")
-    if first["type"] in ("missing", "missing_argument"):
+    if fault.kind in ("missing", "missing_argument"):
         raise InputError(f"{place}: {name}: is missing")
-    message = first["msg"][0].lower() + first["msg"][1:]
     # pydantic validates JSON, where a section is an object.
-    message = message.replace("an object", "a section of fields")
+    message = fault.after_name.replace("an object", "a section of fields")
     # For a whole section the message is enough.
-    actual = "" if isinstance(first["input"], dict) else f", found {format_value(first['input'])}"
+    actual = "" if isinstance(fault.found, dict) else f", found {format_value(fault.found)}"
     if not is_written(tree, name):
         # Another field, which the message names, rules the default out.
         place = next((origins[key] for key in origins if key in message), source)

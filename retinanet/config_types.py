@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
+from common.wording import counted
 from launch.topology import format_cpu_list
 
 Mark = TypeVar("Mark")
@@ -271,7 +272,7 @@ def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[i
         return (batch_size,) * ranks
     total = ranks * batch_size
     if len(split) != ranks or sum(split) != total:
-        numbers = "1 number" if ranks == 1 else f"{ranks} numbers"
+        numbers = counted(ranks, "number")
         raise InputError(
             f"distributed.batch_split: expected {numbers} with the sum {total} (ranks × "
             f"training.batch_size={batch_size}), even or speed, found {list(split)}"
@@ -411,8 +412,7 @@ def planned_groups(groups: int, *, ranks: int) -> str:
     """
     require_groups(groups, ranks=ranks)
     size = ranks // groups
-    ranks_text = "1 rank" if size == 1 else f"{size} ranks"
-    return f"{groups} of {ranks_text}, asynchronous" if groups > 1 else ""
+    return f"{groups} of {counted(size, 'rank')}, asynchronous" if groups > 1 else ""
 
 
 STATE_FILE = "state.json"  # Every checkpoint has one

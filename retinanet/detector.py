@@ -25,6 +25,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from common.errors import InputError, names_checked, printable, require_count
+from common.wording import counted
 from data.annotations import ClassMap
 from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
 from data.transforms import fit_image
@@ -104,9 +105,8 @@ class Detections:
         best = [f"{printable(found.name)} {found.score:.2f}" for found in islice(self, SHOWN_BOXES)]
         others = ["…"] if len(self) > SHOWN_BOXES else []
         where = f"{self.path}, " if self.path else ""
-        noun = "object" if len(self) == 1 else "objects"
         what = f": {', '.join([*best, *others])}" if best else ""
-        return f"<{where}{self.width}×{self.height} pixels, {len(self)} {noun}{what}>"
+        return f"<{where}{self.width}×{self.height} pixels, {counted(len(self), 'object')}{what}>"
 
     def draw(self) -> Image.Image:
         """Return a copy of the image with boxes, classes and scores; small ones are enlarged.

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError, printable
+from common.wording import counted
 from data.annotations import Split
 from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
 from data.decoding import decode_annotated, resolve_decoder
@@ -158,7 +159,7 @@ def row_of_pictures(
     name = printable(Path(file).name)
     name = name if len(name) <= LONGEST_FILE else f"…{name[1 - LONGEST_FILE :]}"
     boxes = annotations.box_slice(row)
-    caption = f"{name}\n{size[1]}×{size[0]}, {count_boxes(boxes.stop - boxes.start)}"
+    caption = f"{name}\n{size[1]}×{size[0]}, {counted(boxes.stop - boxes.start, 'box', 'boxes')}"
     yield draw_truth(scaled_copy(pixels, size), annotations, row), caption
     sample = plain[SampleKey(index, 0)]
     side = plain.rules.image_size
@@ -196,12 +197,7 @@ def draw_sample(dataset: DetectionDataset, sample: Sample) -> Pixels:
 
 def boxes_of(sample: Sample) -> str:
     """Return the number of a sample's boxes, as a caption has it."""
-    return count_boxes(len(sample.target["labels"]))
-
-
-def count_boxes(number: int) -> str:
-    """Return `1 box`, `2 boxes`."""
-    return f"{number} {'box' if number == 1 else 'boxes'}"
+    return counted(len(sample.target["labels"]), "box", "boxes")
 
 
 def describe(settings: Config, *, seed: int, images: int) -> str:

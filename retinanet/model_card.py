@@ -25,6 +25,7 @@ from common.cli import installed_command
 from common.console import clock
 from common.errors import printable
 from common.files import encoded, read_bytes, read_json_lines, read_text, replacing
+from common.wording import counted, listed
 from data.annotations import Resize, SplitName
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
@@ -89,9 +90,8 @@ def model_card(facts: CardFacts) -> str:
     shown = ranked
     if len(ranked) > 2 * CLASSES_SHOWN:
         shown = [*ranked[:CLASSES_SHOWN], *ranked[-CLASSES_SHOWN:]]
-    names = ", ".join(escape_markdown(result.name) for result in facts.classes[:NAMES_SHOWN])
-    if len(facts.classes) > NAMES_SHOWN:
-        names += f" and {len(facts.classes) - NAMES_SHOWN} more"
+    shown_names = [escape_markdown(result.name) for result in facts.classes[:NAMES_SHOWN]]
+    names = listed(shown_names, NAMES_SHOWN, count=len(facts.classes))
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         undefined=StrictUndefined,
@@ -295,7 +295,7 @@ def describe_average(decay: float | None) -> str:
 def describe_settings(run: RunComponents, *, step: int, epochs: float) -> dict[str, str]:
     """Return the run's settings, and from its files the machine, the time and the versions."""
     training, ranks = run.config.training, run.group.size
-    where = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    where = counted(ranks, "rank")
     environment = json.loads(read_text(run.folder.path / "environment.json"))
     packages, code = environment.get("packages", {}), environment.get("code", {})
     # With evaluation.overlap, steps after the evaluated one are in the file already.

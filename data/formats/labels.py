@@ -24,6 +24,7 @@ from common.files import MOST_BYTES as FILE_LIMIT
 from common.files import or_unreadable, read_bytes
 from common.options import argument, flag, option
 from common.walk import Reach
+from common.wording import listed
 from data.annotations import Annotations, TextColumn, offsets_of
 from data.decoding import (
     AS_STORED,
@@ -414,5 +415,4 @@ def merge_classes(splits: Sequence[LabelledSplit], pairs: Sequence[str]) -> list
 
 def some(names: Sequence[str], most: int = 8) -> str:
     """Return the first names of a list, and how many more there are."""
-    others = f" and {len(names) - most} more" if len(names) > most else ""
-    return printable(", ".join(names[:most]) + others)
+    return printable(listed(names, most))

@@ -21,6 +21,7 @@ from common.files import (
     require_writable_later,
     write_atomically,
 )
+from common.wording import counted
 from data.annotations import Split, SplitName, TrainingRules
 from data.coco_json import Entries, clean_annotations, clean_images
 from data.findings import KINDS, Finding, Severity
@@ -229,7 +230,7 @@ def format_time(checked: CheckedSplit, total: int) -> str:
     return (
         f"{annotations}, {which} {total:,} images decoded in "
         f"{spent[1]} ({images / max(seconds, 1e-9):.0f} images/s, "
-        f"{processes} {'processes' if processes > 1 else 'process'})"
+        f"{counted(processes, 'process', 'processes')})"
     )
 
 

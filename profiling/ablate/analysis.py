@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from common.charts import Cell, Column, Table, text_column
 from common.console import significant
-from common.page import listed, three
+from common.page import three
+from common.wording import listed
 from profiling.ablate.definition import Ablation, Ablations, Comparison
 from profiling.ablate.result import Place, Result, memory_policy, read_result
 

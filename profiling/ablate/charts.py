@@ -25,6 +25,7 @@ from common.charts import (
     horizontal_bars,
     new_figure,
 )
+from common.wording import counted
 from profiling.ablate.analysis import WANTED_CONFIDENCE, Outcome, format_figure
 from profiling.ablate.definition import Ablation
 from profiling.ablate.result import Result, memory_policy
@@ -197,7 +198,7 @@ def draw_grid(axes: "Axes", ablation: Ablation, result: Result) -> None:
         by_threads.setdefault(threads, []).append((ranks, throughput[name] / unit))
     for colour, (threads, points) in zip(PALETTE, sorted(by_threads.items()), strict=False):
         points.sort()
-        label = f"{threads} thread{'s' if threads > 1 else ''} per rank"
+        label = f"{counted(threads, 'thread')} per rank"
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=label)
         for point in points:
             axes.annotate(f"{point[1]:.2f}", point, xytext=(6, -10), textcoords="offset points",

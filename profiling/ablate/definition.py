@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
 from common.files import read_text
+from common.stored import first_fault
 from common.yaml_text import read_yaml
 from retinanet.config_file import SHIPPED, format_value
 from retinanet.config_types import STRICT
@@ -158,13 +159,9 @@ def read_ablation(file: Path) -> Ablation:
         # As JSON: strict validation accepts a list for a tuple only there.
         ablation = SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        # A message of pydantic begins with a capital letter; here the field's name comes first.
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise InputError(
-            f"{file}: {field}: {message}, found {format_value(first['input'])}"
-        ) from error
+        fault = first_fault(error)
+        problem = f"{fault.after_name}, found {format_value(fault.found)}"
+        raise InputError(f"{file}: {fault.field or 'the file'}: {problem}") from error
     names = [
         (f"comparisons.{place}.{side}", getattr(comparison, side))
         for place, comparison in enumerate(ablation.comparisons)

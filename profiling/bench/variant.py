@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from common.errors import InputError
 from common.machine import read_proc_text
+from common.wording import counted
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED, set_policy
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.interpreters import Interpreter, this_interpreter
@@ -276,7 +277,7 @@ class Subject:
     seed: int = 0
 
     def __str__(self) -> str:
-        images = f"{self.batch} image{'s' if self.batch > 1 else ''}"
+        images = counted(self.batch, "image")
         return f"{self.model}, {images} of {self.image_size}×{self.image_size}, {self.precision}"
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.processes import Answering, serve
+from common.wording import counted
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from profiling.bench.variant import (
@@ -260,7 +261,7 @@ def labels(configurations: Sequence[Configuration]) -> list[str]:
     """Return names that distinguish configurations, without properties common to all."""
     parts = {
         "onednn": lambda each: "optimized" if each.onednn else "default",
-        "threads": lambda each: f"{each.threads} thread{'s' if each.threads > 1 else ''}",
+        "threads": lambda each: counted(each.threads, "thread"),
         "memory": lambda each: f"memory {each.memory or 'default'}",
         "huge_pages": lambda each: "huge pages" if each.huge_pages else "small pages",
     }

@@ -22,6 +22,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
+from common.wording import listed
 from profiling.onednn_log import parse
 from profiling.onednn_log.parse import Mark, Meaning, milliseconds, split_head
 from profiling.onednn_log.work import Problem
@@ -232,12 +233,11 @@ class _Reader:
                 raise InputError(
                     f"{self.name}: no oneDNN line in its first {self.bytes >> 30} GiB; {ADVICE}"
                 )
-            advance(size)
 
         self.log.files.append(self.name)
         is_text = True
         try:
-            with or_unreadable(self.name), open_log(file) as stream:
+            with or_unreadable(self.name), open_log(file, advance) as stream:
                 for line in read_lines(stream, count_bytes):
                     self.number += 1
                     is_text = is_text and "\0" not in line
@@ -368,15 +368,29 @@ LONGEST_LINE = 65_536
 BLOCK = 1 << 20
 
 
+class CountedFile(io.FileIO):
+    """A file that tells how many bytes of it were read, packed ones where it is packed."""
+
+    advance: Callable[[int], None]
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read as `FileIO` does."""
+        size = super().readinto(buffer)
+        self.advance(size or 0)
+        return size
+
+
 @contextmanager
-def open_log(file: Path) -> Iterator[io.BufferedIOBase]:
+def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[io.BufferedIOBase]:
     """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
 
-    Regular files and the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
+    `advance` gets the number of bytes that were read, before they are unpacked. Regular files and
+    the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
     """
     is_standard_input = file == STANDARD_INPUT
     descriptor = 0 if is_standard_input else regular_descriptor(file, pipes=True)
-    with io.FileIO(descriptor, closefd=not is_standard_input) as raw:
+    with CountedFile(descriptor, closefd=not is_standard_input) as raw:
+        raw.advance = advance
         stream = io.BufferedReader(raw, BLOCK)
         # peek, not seek: standard input may be a pipe.
         is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
@@ -453,5 +467,4 @@ def describe_log(console: Console, log: OneDnnLog) -> None:
 
 def name_files(files: Sequence[str]) -> str:
     """Return the names of a log's files for a chart's title, of many the first three."""
-    others = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return ", ".join(Path(file).name for file in files[:3]) + others
+    return listed((Path(file).name for file in files), 3)

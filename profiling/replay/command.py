@@ -5,7 +5,6 @@ and saved in `replay.json`.
 """
 
 import argparse
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from common.console import make_console, print_cautions, print_line
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
+from common.wording import counted
 from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, find_benchdnn, probe_benchdnn
@@ -25,6 +25,7 @@ from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
 from profiling.replay.replay import Replay, mismatches, replay_conditions
 from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.sums import grouped
 
 REPLAY = "replay.json"
 
@@ -168,7 +169,7 @@ def print_files(console: Console, files: ProblemFiles, calls: Mapping[Problem, C
     """Print what was written, and what benchdnn cannot run."""
     for driver, file in files.files.items():
         count = sum(line.driver == driver for line in files.lines.values())
-        print_line(console, f"{file}: {count:,} {'problem' if count == 1 else 'problems'}")
+        print_line(console, f"{file}: {counted(count, 'problem')}")
     if refused := files.not_expressible:
         total = sum(problem_calls.total_ms for problem_calls in calls.values())
         part = format_share(sum(calls[problem].total_ms for problem in refused), total)
@@ -259,11 +260,8 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
     covered = sum(row.total_ms for row in replayed)
     share = f", {covered / total:.1%} of their time" if total else ""
     print_line(console, f"replayed: {len(replayed):,} of {len(rows):,} problems{share}")
-    by_reason: dict[str, list[ReplayedRow]] = defaultdict(list)
-    for row in rows:
-        if row.why_not:
-            by_reason[row.why_not].append(row)
-    for reason, affected in by_reason.items():
+    left_out = (row for row in rows if row.why_not)
+    for reason, affected in grouped(left_out, lambda row: row.why_not).items():
         part = format_share(sum(row.total_ms for row in affected), total)
         kinds = ", ".join(dict.fromkeys(row.problem.kind for row in affected))
         print_line(

@@ -15,6 +15,7 @@ from rich.console import Console
 from common.cli import positive
 from common.console import print_line, progress
 from common.options import flag, option
+from common.wording import counted
 from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls
@@ -146,5 +147,5 @@ def run_with_torch(work: Work, console: Console) -> Replay:
 
 def describe_place(conditions: Conditions) -> str:
     """Describe the number of threads and their cores."""
-    count = "1 thread" if conditions.threads == 1 else f"{conditions.threads} threads"
+    count = counted(conditions.threads, "thread")
     return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count

@@ -14,17 +14,12 @@ from typing import NamedTuple
 
 from common.console import significant
 from common.page import three
-from profiling.compare import Comparison, Pair
+from profiling.compare import Comparison
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
 from profiling.peaks import Peaks, roofline_ms
-from profiling.report.material import (
-    Material,
-    Measured,
-    MeasuredProblem,
-    find_phases,
-    sum_by_kind,
-)
+from profiling.report.material import Material, Measured, find_phases
+from profiling.sums import ProblemCalls, grouped, sum_by_kind
 from profiling.trace.analysis import (
     costliest_outside_onednn,
     gap_share,
@@ -78,14 +73,14 @@ def reorders(material: Material) -> Iterator[Advice]:
     """Advise on layouts that change between operators."""
     measured = material.measured
     problems = [problem for problem in measured.problems if problem.problem.kind == "reorder"]
-    total = sum(problem.ms for problem in problems)
+    total = sum(problem.total_ms for problem in problems)
     if problems and total > REORDER_SHARE * measured.ms:
         yield Advice(
             title="Reorders: layouts or types change between operators",
             evidence=f"{three(total)} ms {measured.unit} in "
             f"{times(sum(problem.calls for problem in problems))}, "
             f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-            f"{readable(problems[0].problem)}, {three(problems[0].ms)} ms.",
+            f"{readable(problems[0].problem)}, {three(problems[0].total_ms)} ms.",
             todo="Keep tensors in one layout for all operators (channels_last), and weights in the "
             "layout of their convolution.",
             saves_ms=total,
@@ -103,17 +98,15 @@ def is_fallback(problem: Problem) -> bool:
 def fallbacks(material: Material) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
     measured = material.measured
-    groups: dict[tuple[str, str, str], list[MeasuredProblem]] = {}
-    for item in measured.problems:
-        problem = item.problem
-        if is_fallback(problem):
-            key = (problem.kind, problem.direction, problem.implementation)
-            groups.setdefault(key, []).append(item)
+    slow = (item for item in measured.problems if is_fallback(item.problem))
+    groups = grouped(slow, lambda item: (item.kind, item.direction, item.problem.implementation))
     findings = []
     for (kind, direction, implementation), problems in groups.items():
-        total = sum(item.ms for item in problems)
+        total = sum(item.total_ms for item in problems)
         if total > FALLBACK_SHARE * measured.ms:
-            saves = sum(item.ms if item.lost_ms is None else item.lost_ms for item in problems)
+            saves = sum(
+                item.total_ms if item.lost_ms is None else item.lost_ms for item in problems
+            )
             findings.append(
                 Advice(
                     title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
@@ -143,7 +136,7 @@ def float32_beside_bf16(material: Material) -> Iterator[Advice]:
         if item.problem.is_computing
         and {memory.type for memory in item.problem.memories if memory.is_there} == {"f32"}
     ]
-    total = sum(item.ms for item in problems)
+    total = sum(item.total_ms for item in problems)
     if not problems or total <= FLOAT32_SHARE * measured.ms:
         return
     by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction)
@@ -162,7 +155,7 @@ def float32_beside_bf16(material: Material) -> Iterator[Advice]:
     )
 
 
-def saved_in_bf16(problems: Sequence[MeasuredProblem], peaks: Peaks) -> float | None:
+def saved_in_bf16(problems: Sequence[ProblemCalls], peaks: Peaks) -> float | None:
     """Return the time above the roofline of the same problems in BF16. [ms]"""
     saved = 0.0
     for item in problems:
@@ -172,7 +165,7 @@ def saved_in_bf16(problems: Sequence[MeasuredProblem], peaks: Peaks) -> float | 
         bound = roofline_ms(replace(item.problem, memories=tuple(memories)), peaks)
         if bound is None:
             return None
-        saved += max(0.0, item.ms - item.calls * bound)
+        saved += max(0.0, item.total_ms - item.calls * bound)
     return saved
 
 
@@ -222,7 +215,7 @@ def slow_convolutions(material: Material) -> Iterator[Advice]:
         compared = "" if alone is None else f" In isolation: {three(alone * item.calls)} ms."
         yield Advice(
             title=f"{readable(item.problem)}: {item.peak_share:.0%} of the peak rate",
-            evidence=f"{three(item.ms)} ms {measured.unit} in {times(item.calls)} of "
+            evidence=f"{three(item.total_ms)} ms {measured.unit} in {times(item.calls)} of "
             f"{item.problem.implementation}, {item.share:.1%} of oneDNN's time, at "
             f"{item.gflop_per_s:,.0f} GFLOP/s.{compared}",
             todo=why_slow(item, alone),
@@ -230,9 +223,9 @@ def slow_convolutions(material: Material) -> Iterator[Advice]:
         )
 
 
-def why_slow(item: MeasuredProblem, alone_ms: float | None) -> str:
+def why_slow(item: ProblemCalls, alone_ms: float | None) -> str:
     """Return the likely reason why a convolution is slow."""
-    if alone_ms is not None and alone_ms * item.calls < MUCH_FASTER * item.ms:
+    if alone_ms is not None and alone_ms * item.calls < MUCH_FASTER * item.total_ms:
         return "The implementation is faster in isolation: other work or cold caches slow it down."
     sizes = named_sizes(item.problem.shape)
     groups = sizes.get("g", 1)
@@ -412,10 +405,8 @@ def additional_calls(material: Material) -> list[Advice]:
     comparison = material.comparison
     if comparison is None or common_share(comparison) < ALIKE:
         return []  # Another model, image size or type: every call would be a finding
-    groups: dict[tuple[str, str], list[Pair]] = {}
-    for pair in comparison.only_one:
-        if pair.extra_calls > 0:
-            groups.setdefault((pair.key.kind, pair.key.direction), []).append(pair)
+    extra_pairs = (pair for pair in comparison.only_one if pair.extra_calls > 0)
+    groups = grouped(extra_pairs, lambda pair: (pair.key.kind, pair.key.direction))
     whole = sum(pair.first.ms for pair in comparison.pairs)
     unit = "per step" if comparison.is_by_step else "in the log"
     findings = []

@@ -22,8 +22,9 @@ from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.peaks import choose_peaks, peaks_option
 from profiling.replay.replay import load_replay
 from profiling.report.advice import Advice, all_advice, saving
-from profiling.report.material import Material, Traced, load_counters, sum_by_kind, summarize_log
+from profiling.report.material import Material, Traced, load_counters, summarize_log
 from profiling.report.sections import all_sections
+from profiling.sums import sum_by_kind
 from profiling.trace.analysis import MatchedLog, analyze, match_log
 from profiling.trace.trace import read_trace
 

@@ -17,9 +17,8 @@ from common.stored import read_stored
 from profiling.compare import Comparison
 from profiling.efficiency import Efficiency, Steps, marked_steps
 from profiling.onednn_log.log import LogPosition, OneDnnLog
-from profiling.onednn_log.work import Problem, gbyte, gflop, kind_and_direction
-from profiling.peaks import Peaks, cautions_of_peaks, matrix_peak, roofline_ms
-from profiling.stats import merge_equal
+from profiling.peaks import Peaks, cautions_of_peaks
+from profiling.sums import ProblemCalls, sum_by_problem
 from profiling.trace.analysis import Analysis, MatchedLog
 from profiling.trace.trace import Trace
 
@@ -33,38 +32,18 @@ class Traced:
     beside: MatchedLog | None  # The log's part of the same steps, where they fit
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredProblem:
-    """One problem; all its calls of a step, or of a log without steps."""
-
-    problem: Problem
-    calls: float
-    ms: float
-    share: float  # Of all of oneDNN's time, 0 to 1
-    gflop_per_s: float | None
-    gbyte_per_s: float | None
-    roofline_ms: float | None  # Of all these calls at the machine's peaks; None where not known
-    peak_share: float | None
-    """Its rate over the peak rate of its type of number; None where not known."""
-
-    @property
-    def lost_ms(self) -> float | None:
-        """The time above the roofline; 0 if caches made it faster."""
-        return None if self.roofline_ms is None else max(0.0, self.ms - self.roofline_ms)
-
-
 @dataclass(frozen=True)
 class Measured:
     """The analyzed part of a log: its complete steps if it has marks, else all of it."""
 
-    problems: Sequence[MeasuredProblem]  # The costliest first
+    problems: Sequence[ProblemCalls]  # The costliest first
     steps: Steps
     wall_ms: float | None  # Of a step; None where the log marks none
 
     @property
     def ms(self) -> float:
         """oneDNN's time."""
-        return sum(problem.ms for problem in self.problems)
+        return sum(problem.total_ms for problem in self.problems)
 
     @property
     def unit(self) -> str:
@@ -77,7 +56,7 @@ class Measured:
         if all(problem.roofline_ms is None for problem in self.problems):
             return None
         # A problem that is faster than its roofline, by caches, counts as measured.
-        return sum(problem.ms - (problem.lost_ms or 0.0) for problem in self.problems)
+        return sum(problem.total_ms - (problem.lost_ms or 0.0) for problem in self.problems)
 
 
 class Count(TypedDict):
@@ -138,78 +117,8 @@ class Material:
 def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Summarize a log: the mean over complete steps and ranks, or the sum without steps."""
     steps = marked_steps(log)
-    divisor = steps.count or 1
-    # Problems that differ only in fields that no column shows are one row.
-    merged = merge_equal(log.calls(steps.holds))
-    total_ms = sum(calls.total_ms for calls in merged.values())
-    problems = []
-    for problem, calls in merged.items():
-        seconds = calls.mean_ms / 1000
-        computed, moved = gflop(problem), gbyte(problem)
-        rate = computed / seconds if computed is not None and seconds else None
-        peak = matrix_peak(problem, peaks) if peaks else None
-        ideal = roofline_ms(problem, peaks) if peaks else None
-        problems.append(
-            MeasuredProblem(
-                problem,
-                calls=calls.count / divisor,
-                ms=calls.total_ms / divisor,
-                share=calls.total_ms / total_ms if total_ms else 0.0,
-                gflop_per_s=rate,
-                gbyte_per_s=moved / seconds if moved is not None and seconds else None,
-                roofline_ms=None if ideal is None else ideal * calls.count / divisor,
-                peak_share=rate / peak if rate is not None and peak else None,
-            )
-        )
-    problems.sort(key=lambda problem: -problem.ms)
+    problems = sum_by_problem(log.calls(steps.holds), steps=steps.count or 1, peaks=peaks)
     return Measured(problems, steps, wall_ms=steps.wall_ms if steps.count else None)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPart:
-    """The sum of problems of one kind and direction. Calls and times are those of a step."""
-
-    kind: str
-    direction: str
-    problems: Sequence[MeasuredProblem]
-    calls: float
-    ms: float
-    share: float  # Of all of oneDNN's time
-    bounded_ms: float  # Time of the problems that have a roofline
-    lost_ms: float  # Time of these problems beyond their roofline
-    gflop_per_s: float | None  # Rate of the problems whose arithmetic is counted
-
-    @property
-    def name(self) -> str:
-        """The kind and direction, such as `convolution backward data`."""
-        return kind_and_direction(self.kind, self.direction)
-
-
-def sum_problems(kind: str, direction: str, problems: Sequence[MeasuredProblem]) -> MeasuredPart:
-    """Sum up problems."""
-    counted = [(p.gflop_per_s, p.ms) for p in problems if p.gflop_per_s is not None]
-    counted_ms = sum(ms for _, ms in counted)
-    return MeasuredPart(
-        kind,
-        direction,
-        problems,
-        calls=sum(problem.calls for problem in problems),
-        ms=sum(problem.ms for problem in problems),
-        share=sum(problem.share for problem in problems),
-        bounded_ms=sum(problem.ms for problem in problems if problem.roofline_ms is not None),
-        lost_ms=sum(problem.lost_ms or 0.0 for problem in problems),
-        # Rates weighted by time: the arithmetic of all, over the time of the same problems.
-        gflop_per_s=sum(rate * ms for rate, ms in counted) / counted_ms if counted_ms else None,
-    )
-
-
-def sum_by_kind(problems: Sequence[MeasuredProblem]) -> list[MeasuredPart]:
-    """Return sums by kind and direction, the costliest first."""
-    groups: dict[tuple[str, str], list[MeasuredProblem]] = {}
-    for problem in problems:
-        groups.setdefault((problem.problem.kind, problem.problem.direction), []).append(problem)
-    parts = [sum_problems(*key, group) for key, group in groups.items()]
-    return sorted(parts, key=lambda part: -part.ms)
 
 
 BETWEEN = "between phases"

@@ -38,19 +38,16 @@ from common.page import (
     Text,
     chart,
     count,
-    listed,
     three,
 )
+from common.wording import listed
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (
     Material,
     Measured,
-    MeasuredPart,
     Phase,
     find_phases,
-    sum_by_kind,
-    sum_problems,
 )
 from profiling.report.optional_sections import (
     log_against_reference,
@@ -58,7 +55,8 @@ from profiling.report.optional_sections import (
     ranks_and_counters,
     run_against_replay,
 )
-from profiling.stats import Part, draw_distribution, draw_roofline, make_rows
+from profiling.stats import draw_distribution, draw_roofline
+from profiling.sums import Part, sum_by_kind, sum_by_problem, sum_up
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -232,12 +230,7 @@ def time_by_kind(material: Material) -> list[Block]:
     parts = sum_by_kind(measured.problems)
 
     def draw() -> "Figure":
-        # The chart takes sums of a log; these are means of a step, of which it needs times only.
-        shown = [
-            Part(part.kind, part.direction, 0, part.ms, part.share, gflop=0.0, gflop_per_s=None)
-            for part in parts
-        ]
-        figure = draw_distribution(shown, title="")
+        figure = draw_distribution(parts, title="")
         figure.axes[0].set_xlabel(f"time {measured.unit} [ms]")
         return figure
 
@@ -256,7 +249,7 @@ def time_by_kind(material: Material) -> list[Block]:
         Column("share", ".1%", meaning="Of oneDNN's time"),
         Column("GFLOP/s", three, meaning="Of those whose arithmetic is counted"),
     )
-    rows = [(part.name, part.calls, part.ms, part.share, part.gflop_per_s) for part in parts]
+    rows = [(part.name, part.calls, part.total_ms, part.share, part.gflop_per_s) for part in parts]
     total = ("all", sum(part.calls for part in parts), measured.ms, None, None)
     return [bars, Table("oneDNN's time by kind and direction", columns, rows, totals=[total])]
 
@@ -285,7 +278,7 @@ def roofline_blocks(material: Material) -> list[Block]:
             parts = sum_by_kind(measured.problems)
             blocks += [lost_chart(parts, measured.unit), lost_table(parts, measured)]
     # Without peaks the dots are shown all the same, without lines.
-    rows = make_rows(material.log.calls(measured.steps.holds))
+    rows = sum_by_problem(material.log.calls(measured.steps.holds))
     lines = " Lines: peaks of the machine." if peaks else ""
     few = f" The {DOTS:,} costliest problems of {len(rows):,} are shown."
     roofline = chart(
@@ -321,7 +314,7 @@ BARS = 12
 PALER = 0.35
 
 
-def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
+def lost_chart(parts: Sequence[Part], unit: str) -> Chart:
     """Return a bar for each kind and direction: full up to the roofline, pale beyond it."""
 
     def draw() -> "Figure":
@@ -352,14 +345,14 @@ def lost_chart(parts: Sequence[MeasuredPart], unit: str) -> Chart:
     )
 
 
-def lost_table(parts: Sequence[MeasuredPart], measured: Measured) -> Table:
+def lost_table(parts: Sequence[Part], measured: Measured) -> Table:
     """Return a table of the losses, the largest first."""
     rows: list[tuple[object, ...]] = []
     for part in sorted(parts, key=lambda part: -part.lost_ms):
         # Problems without a known bound are in no column but the first of the times.
         ideal = part.bounded_ms - part.lost_ms
         bounds = (ideal, ideal / part.bounded_ms, part.lost_ms) if part.bounded_ms else [None] * 3
-        rows.append((part.name, part.ms, *bounds))
+        rows.append((part.name, part.total_ms, *bounds))
     columns = (
         text_column("kind"),
         Column(f"ms {measured.unit}", three),
@@ -416,26 +409,27 @@ def all_problems(material: Material) -> list[Block]:
     if all(problem.roofline_ms is None for problem in measured.problems):
         columns = columns[:-2]  # Without peaks there is no roofline
     shown, others = measured.problems[:MOST_PROBLEMS], measured.problems[MOST_PROBLEMS:]
-    sums = [("all", measured.problems)]
+    groups = [("all", measured.problems)]
     notes = []
     if others:
-        sums.insert(0, (f"{len(others):,} other problems", others))
+        groups.insert(0, (f"{len(others):,} other problems", others))
         notes = [
             f"The {MOST_PROBLEMS} costliest of {len(measured.problems):,} problems are shown; the "
             f"other {len(others):,} share one row. primitives.csv of `retinanet profile stats "
             f"{material.log_argument} --out DIR` has all of them."
         ]
     totals = []
-    for name, group in sums:
-        part = sum_problems("", "", group)
-        totals.append((name, "", part.calls, part.ms, part.share, None, None, None, part.lost_ms))
+    for name, group in groups:
+        part = sum_up(group)
+        sums = (part.calls, part.total_ms, part.share)
+        totals.append((name, "", *sums, None, None, None, part.lost_ms))
     rows: list[tuple[object, ...]] = []
     for item in shown:
         problem, ideal = item.problem, item.roofline_ms
         how = " ".join(filter(None, (problem.layouts, problem.attributes, problem.auxiliary)))
         name = "\n".join(filter(None, (readable(problem), problem.shape, how)))
-        ratio = None if ideal is None or not item.ms else ideal / item.ms
-        numbers = (item.calls, item.ms, item.share, item.gflop_per_s, item.gbyte_per_s)
+        ratio = None if ideal is None or not item.total_ms else ideal / item.total_ms
+        numbers = (item.calls, item.total_ms, item.share, item.gflop_per_s, item.gbyte_per_s)
         rows.append((name, problem.implementation, *numbers, ratio, item.lost_ms))
     table = Table(
         "oneDNN's problems, the costliest first",

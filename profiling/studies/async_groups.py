@@ -35,6 +35,7 @@ from common.options import flag, included, option, overrides_argument
 from common.outputs import format_names, other_entries
 from common.program import command_words, module_command
 from common.stored import first_difference, read_stored
+from common.wording import counted
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from retinanet.config import Config
@@ -77,7 +78,7 @@ class Setting:
     @property
     def groups_title(self) -> str:
         """The number of groups, such as `2 groups`."""
-        return "1 group" if self.groups == 1 else f"{self.groups} groups"
+        return counted(self.groups, "group")
 
     @property
     def title(self) -> str:

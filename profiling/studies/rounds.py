@@ -14,8 +14,8 @@ from pydantic import Field
 from rich.console import Console
 
 from common.console import print_line, progress
+from common.wording import counted
 from launch.mpirun import Hosts, Mpirun
-from launch.placement import count_ranks
 from profiling.bench.job import MeasuredJob, RankSteps, measure_ranks, per_step
 
 Count = Annotated[int, Field(gt=0, le=10**6)]  # Checked where a plan is read
@@ -32,8 +32,8 @@ class Shape:
     @property
     def name(self) -> str:
         """The name, such as `2 ranks × 1 thread`."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{count_ranks(self.ranks)} × {threads}"
+        threads = counted(self.threads, "thread")
+        return f"{counted(self.ranks, 'rank')} × {threads}"
 
     @property
     def short_name(self) -> str:

@@ -30,10 +30,11 @@ from common.errors import FINISHED, INTERRUPTED, InputError, format_error
 from common.files import require_free
 from common.machine import environment
 from common.options import included, json_option, option, overrides_argument
+from common.wording import counted
 from launch.hosts import Where
 from launch.limits import read_allowance
 from launch.mpirun import Hosts, choose_mpirun
-from launch.placement import Misfit, count_ranks, fit_ranks
+from launch.placement import Misfit, fit_ranks
 from launch.topology import Topology, list_sockets_of_ranks, read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob
 from profiling.bench.report import put_out
@@ -178,7 +179,7 @@ def combine(
         if whole is not None:
             batch_size = whole // ranks
             if whole % ranks:
-                no_place = f"{whole} images do not divide evenly among {count_ranks(ranks)}"
+                no_place = f"{whole} images do not divide evenly among {counted(ranks, 'rank')}"
         # Hosts are alike, so each number of ranks on a host is checked once.
         counts = dict.fromkeys([on_host for _, on_host in hosts[ranks]] or [ranks])
         for threads in options.threads:
@@ -390,7 +391,7 @@ def print_study(
         cell = each.get("normalized", NOT_MEASURED) if each["fits"] else DOES_NOT_FIT
         rows.setdefault(each["threads"], [each["threads"]]).append(cell)
     counts = dict.fromkeys(each["ranks"] for each in records)
-    columns = [Column("threads/rank"), *(Column(count_ranks(count), ".2f") for count in counts)]
+    columns = [Column("threads/rank"), *(Column(counted(count, "rank"), ".2f") for count in counts)]
     console.print(Table("", columns, list(rows.values())).for_console())
     columns = [each for each in STEP_COLUMNS if weak or each.field != "weak_scaling_efficiency"]
     steps = [[each[column.field] for column in columns] for each in records if "jobs" in each]
@@ -522,7 +523,7 @@ def draw_throughput(axes: "Axes", measured: Sequence[Measured]) -> None:
             rates,
             color=colour,
             marker="o",
-            label=f"{threads} thread{'s' if threads > 1 else ''} per rank",
+            label=f"{counted(threads, 'thread')} per rank",
         )
         if len(line) > 1:
             ideal = [rates[0] * count / ranks[0] for count in ranks]

@@ -27,6 +27,7 @@ from common.files import (
 )
 from common.machine import require_packages
 from common.outputs import require_no_input
+from common.wording import counted
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
@@ -139,9 +140,8 @@ def describe_comparison(comparison: Comparison) -> str:
             "no boxes in either, which proves little; give --image a picture with objects, or a "
             "lower --score"
         )
-    boxes = "box" if comparison.equal == 1 else "boxes"
     text = (
-        f"{comparison.equal} equal {boxes}, largest differences "
+        f"{counted(comparison.equal, 'equal box', 'equal boxes')}, largest differences "
         f"{comparison.box_difference:.1g} pixels (limit {BOX_TOLERANCE}) and "
         f"{comparison.score_difference:.1g} in score (limit {SCORE_TOLERANCE})"
     )

@@ -28,6 +28,7 @@ from common.charts import (
 from common.console import make_console, print_line, significant
 from common.errors import FINISHED, InputError
 from common.files import write_json
+from common.wording import listed
 from retinanet.mlperf.commands import CompareOptions, Machine
 from retinanet.mlperf.log import NAME, read_run_logs
 from retinanet.mlperf.timeline import Timeline, read_timeline
@@ -107,9 +108,8 @@ def notes_on(timeline: Timeline) -> list[str]:
     unknown = [name for name, number in asdict(machine).items() if number is None]
     notes = list(timeline.notes)
     if timeline.log.damaged:
-        lines = ", ".join(map(str, timeline.log.damaged[:5]))
-        more = len(timeline.log.damaged) - 5
-        notes.append(f"cut or damaged, ignored: line {lines}{f' and {more} more' * (more > 0)}")
+        lines = listed(map(str, timeline.log.damaged), 5)
+        notes.append(f"cut or damaged, ignored: line {lines}")
     if unknown:
         option = "--size LOG=HOSTSxRANKSxCORES"
         notes.append(f"{', '.join(unknown)}: not in the log; {option} adds them")

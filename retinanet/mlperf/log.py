@@ -23,6 +23,7 @@ from common.errors import InputError
 from common.files import LineFile, or_refused, or_unreadable, read_text, write_atomically
 from common.machine import processor_name
 from common.program import IMPORT_FOLDER
+from common.wording import counted
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def running_log(config: "Config", *, group: "ProcessGroup", local_rank: int) -> 
     """
     log, mlperf = MlperfLog(), config.mlperf
     hosts = len(set(group.hosts))  # assumes the same processor on all hosts
-    platform = f"{hosts} {'host' if hosts == 1 else 'hosts'} of {processor_name()}"
+    platform = f"{counted(hosts, 'host')} of {processor_name()}"
     submission = {
         constants.SUBMISSION_BENCHMARK: benchmark_name(mlperf.rules),
         constants.SUBMISSION_DIVISION: mlperf.division,

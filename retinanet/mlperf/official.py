@@ -26,6 +26,7 @@ from common.charts import Column, Table, text_column
 from common.console import make_console, print_line
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import write_json
+from common.wording import counted, listed
 from retinanet.mlperf.commands import CheckOptions, RcpOptions
 from retinanet.mlperf.log import BEGIN, RunLog, read_run_log, read_run_logs
 from retinanet.mlperf.rules import (
@@ -57,7 +58,7 @@ class Verdict:
         if self.passed and not self.warnings:
             return "passed"
         items, noun = (self.warnings, "warning") if self.passed else (self.faults, "fault")
-        count = f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+        count = counted(len(items), noun)
         return f"accepted, with {count}" if self.passed else count
 
 
@@ -100,9 +101,8 @@ def format_events(log: RunLog) -> str:
 
 def format_lines(numbers: Sequence[int]) -> str:
     """Return line numbers as text, at most the first `LINES_SHOWN`."""
-    suffix = f" and {len(numbers) - LINES_SHOWN:,} more" if len(numbers) > LINES_SHOWN else ""
     lines = "line" if len(numbers) == 1 else "lines"
-    return f"{lines} {', '.join(map(str, numbers[:LINES_SHOWN]))}{suffix}"
+    return f"{lines} {listed(map(str, numbers), LINES_SHOWN)}"
 
 
 def check_reference_points(logs: Sequence[RunLog], *, rules: Rules) -> tuple[bool, str, float]:

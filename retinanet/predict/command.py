@@ -13,6 +13,7 @@ from common.errors import BAD_INPUT, FINISHED, INTERRUPTED, InputError, printabl
 from common.files import require_free
 from common.machine import require_packages
 from common.outputs import require_no_input
+from common.wording import counted, listed
 from retinanet.commands import PredictOptions
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
@@ -22,7 +23,6 @@ from retinanet.predict.search import (
     Source,
     box_file,
     find_sources,
-    format_count,
     number_outputs,
 )
 from retinanet.predict.video import detect_in_video
@@ -79,7 +79,7 @@ def predict(options: PredictOptions) -> int:
     written = [*([folder] if draws else []), *json_files]
     line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
     if others := sources.left_out.others:
-        line += f"; {format_count(others, 'other file')} skipped"
+        line += f"; {counted(others, 'other file')} skipped"
     if counter.problems:
         line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)
@@ -151,5 +151,4 @@ def format_boxes(boxes: Sequence[tuple[str, float]]) -> str:
     """Return class and score of a picture's five best boxes on one line."""
     if not boxes:
         return "no boxes; a lower --score shows less certain ones"
-    best = ", ".join(f"{printable(name)} {score:.2f}" for name, score in boxes[:5])
-    return best + (f" and {len(boxes) - 5} more" if len(boxes) > 5 else "")
+    return listed((f"{printable(name)} {score:.2f}" for name, score in boxes), 5)

@@ -19,6 +19,7 @@ from rich.console import Console
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
 from common.walk import UNREADABLE, LeftOut, Reach, walk_files
+from common.wording import counted
 from data.decoding import SUFFIXES
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
@@ -184,20 +185,15 @@ class DetectionCounter:
         """Return all counts on one line."""
         seconds = time.perf_counter() - self._began
         kinds = ((self.pictures, "picture"), (self.frames, "frame"))
-        processed = [format_count(number, kind) for number, kind in kinds if number]
+        processed = [counted(number, kind) for number, kind in kinds if number]
         boxes = self.classes.total()
-        text = f"{' and '.join(processed) or 'nothing'}, {format_count(boxes, 'box', 'boxes')}"
+        text = f"{' and '.join(processed) or 'nothing'}, {counted(boxes, 'box', 'boxes')}"
         if boxes:
             best = self.classes.most_common(SHOWN_CLASSES)
             text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
         rate = (self.pictures + self.frames) / seconds
         return f"{text} in {seconds:.1f} s, {rate:.1f} per second"
-
-
-def format_count(number: int, singular: str, plural: str | None = None) -> str:
-    """Return `1 picture`, `2 pictures`."""
-    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from common.console import progress
 from common.errors import InputError, printable
 from common.files import create_file, open_regular, put_in_place, temporary_name
+from common.wording import counted
 from data.decoding import MAX_PIXELS
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import draw_detections
-from retinanet.predict.search import DetectionCounter, Search, Source, format_count
+from retinanet.predict.search import DetectionCounter, Search, Source
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -95,7 +96,7 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
                 text = f"truncated: ends after {seconds:.1f} of {video.seconds:.1f} seconds"
                 search.counter.problem(f"{source.file}: {text}")
     where = f" → {source.drawn}" if search.draws else ""
-    processed = format_count(search.counter.frames - frames_before, "frame")
+    processed = counted(search.counter.frames - frames_before, "frame")
     line = printable(f"{source.file}{where}: {processed} processed")
     search.console.print(line, soft_wrap=True)
 

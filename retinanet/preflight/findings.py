@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.console import make_console
+from common.wording import counted
 
 Level = Literal["ok", "warning", "failure"]
 HostFindings = tuple[str, list["Finding"]]
@@ -104,9 +105,7 @@ def print_findings(
     console.print(table)
     levels = [finding.level for finding in findings]
     counts = [
-        f"{count} {level}{'' if count == 1 else 's'}"
-        for level in ("failure", "warning")
-        if (count := levels.count(level))
+        counted(count, level) for level in ("failure", "warning") if (count := levels.count(level))
     ]
     result = "the run can start"
     if "failure" in levels:

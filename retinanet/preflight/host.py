@@ -21,9 +21,9 @@ from common.native import (
     usable_instruction_sets,
 )
 from common.program import FOLDER
+from common.wording import counted, listed
 from launch.environment import ALLOCATORS, allocator_library, is_loaded
 from launch.limits import FreeMemory
-from launch.placement import count_ranks
 from launch.ranks import Ranks
 from launch.shares import Share
 from launch.topology import format_cpu_list, is_number
@@ -49,7 +49,7 @@ def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[
     shares = tuple(rank.share for rank in plan.hosts[0].ranks)
     cpus = format_cpu_list(cpu for share in shares for cpu in share.cpus)
     threads = shares[0].threads
-    detail = f"{count_ranks(len(shares))} of {threads} thread{'s' if threads > 1 else ''}"
+    detail = f"{counted(len(shares), 'rank')} of {counted(threads, 'thread')}"
     notes = [note for note in plan.notes if note != NOT_PINNED]
     findings = [
         ok(PLACEMENT, f"{detail} on CPUs {cpus}"),
@@ -371,9 +371,7 @@ def check_versions(pins: Path | None = None) -> Finding:
     others = differences(wanted, installed)
     if not others:
         return ok(VERSIONS, f"{len(installed)} packages, all as pinned in {shown}")
-    names = ", ".join(others[:NAMED])
-    others_text = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return warning(VERSIONS, f"not as pinned in {shown}: {names}{others_text}", fix=AS_PINNED)
+    return warning(VERSIONS, f"not as pinned in {shown}: {listed(others, NAMED)}", fix=AS_PINNED)
 
 
 def read_pins(pins: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ are hyperthreads: ranks have one thread a core.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.wording import counted
 from launch.host_state import TURBO, HostState
 from launch.shares import Share
 from retinanet.preflight.findings import Finding, amount, merged, ok, warning
@@ -161,11 +162,6 @@ def check_other_load(report: HostReport) -> Finding | None:
     detail = f"other programs keep about {busy} busy; this job uses {cores} of {of}"
     fix = "end them, or wait; top shows them"
     return warning("other load", detail, fix=fix)
-
-
-def counted(count: int, name: str) -> str:
-    """Return a number with a noun, such as `1 core`, `2 cores`."""
-    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 SET_ALIKE = "all wait for the slowest: set it alike"

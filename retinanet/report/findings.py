@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.page import Suggestion, listed
+from common.page import Suggestion
+from common.wording import counted, listed
 from retinanet.evaluation.metric import ClassResult
 from retinanet.report.material import Material
 from retinanet.report.mistakes import Kind, confused_pairs
@@ -232,8 +233,3 @@ def kinds_of_mistakes(material: Material) -> Iterator[Suggestion]:
             "by what costs you more. The curves of the classes show both.",
             "classes",
         )
-
-
-def counted(number: int, singular: str, plural: str) -> str:
-    """Return `1 class`, `12 classes`."""
-    return f"{number:,} {singular if number == 1 else plural}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.errors import InputError, printable, require_few_classes
+from common.wording import listed
 from data.annotations import UNNAMED, ClassMap
 from retinanet.config_types import STATE_FILE
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
@@ -255,8 +256,7 @@ NAMES_SHOWN = 8  # Of each row of the table
 
 def format_classes(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are, or `none`."""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return printable(", ".join(name[:60] for name in names[:NAMES_SHOWN])) + more or "none"
+    return printable(listed((name[:60] for name in names), NAMES_SHOWN)) or "none"
 
 
 def describe_source(source: str, *, step: int | None, map_value: float | None) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import InputError
+from common.wording import listed
 from data.annotations import Annotations
 
 NAMES_KEPT = 5  # Names of tensors in a report
@@ -205,9 +206,9 @@ def format_line(report: Mapping[str, Any]) -> str:
             if loss_is_finite or any(type(value) is str for value in losses.values()):
                 terms = ", ".join(f"{name} {format_number(losses[name])}" for name in losses)
                 images = [f"{image['id']} ({image['file_name']})" for image in batch["images"]]
-                shown = first_few(images, count=len(images), most=IMAGES_SHOWN)
+                shown = listed(images, IMAGES_SHOWN)
                 batches.append(f"{place}{terms}, images {shown}")
-    shown = first_few(batches, count=len(batches), most=BATCHES_SHOWN)
+    shown = listed(batches, BATCHES_SHOWN)
     what = "gradients" if loss_is_finite else "loss"
     parts = [f"{what} not finite at step {report['step']}: {shown}"]
     if report["gradients_not_finite"] is not None:
@@ -228,14 +229,7 @@ def format_names(names: Mapping[str, Any]) -> str:
     """Return the first few names of tensors."""
     if not names["count"]:
         return "only their norm"
-    return first_few(names["first"], count=names["count"], most=NAMES_SHOWN)
-
-
-def first_few(texts: Sequence[str], *, count: int, most: int) -> str:
-    """Return up to `most` of the texts, and how many of `count` are omitted."""
-    shown = texts[:most]
-    remaining = count - len(shown)
-    return ", ".join(shown) + (f" and {remaining} more" if remaining else "")
+    return listed(names["first"], NAMES_SHOWN, count=names["count"])
 
 
 def format_number(value: float | str) -> str:

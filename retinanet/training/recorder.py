@@ -26,6 +26,7 @@ from common.console import print_line, print_rows
 from common.errors import InputError, printable
 from common.files import LineFile, read_json_lines, write_atomically
 from common.machine import peak_resident_mb
+from common.wording import counted
 from data.dataset import DetectionDataset
 from retinanet.evaluation.metric import COLOURS, METRICS, Evaluation
 from retinanet.evaluation.output import (
@@ -158,8 +159,8 @@ class Recorder:
         if self._target_map is not None:
             outcome = "reached" if ending == "target" else "not reached"
             headline += f", target mAP {self._target_map:g} {outcome}"
-        if ending == "patience":
-            count = "1 evaluation" if patience == 1 else f"{patience} evaluations"
+        if ending == "patience" and patience is not None:
+            count = counted(patience, "evaluation")
             headline += f", no better mAP in {count} (training.patience)"
         if best_map is not None:
             headline += f", best mAP {best_map:.3f}"

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from common.errors import MOST_CLASSES, InputError
 from common.files import read_json_object
+from common.stored import first_fault
 from data.annotations import ClassMap, Resize, shown
 from retinanet.config_types import STATE_FILE
 from retinanet.training.progress import STRICT, Count, Progress
@@ -234,9 +235,8 @@ def read_state(folder: Path) -> State:
         state = SCHEMA.validate_json(json.dumps(content))
         require_consistent(state)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        message = f"not a checkpoint's state: {name}: {first['msg']}"
+        fault = first_fault(error)
+        message = f"not a checkpoint's state: {fault.field}: {fault.message}"
         raise InputError(f"{file}: {message}") from error
     except InputError as error:
         raise InputError(f"{file}: not a checkpoint's state: {error}") from error

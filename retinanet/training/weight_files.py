@@ -24,6 +24,7 @@ from torch import Tensor
 
 from common.errors import InputError, printable
 from common.files import or_unreadable, read_bytes
+from common.wording import listed
 from retinanet.config_types import STATE_FILE
 from retinanet.model.retinanet import current_key
 
@@ -311,9 +312,7 @@ def describe_weights(
     if weights.renamed:
         lines.append(f"renamed: {weights.renamed:,} tensors, from older spellings of their names")
     if weights.dropped:
-        names, most = weights.dropped, NAMES_SHOWN
-        others = f" and {len(names) - most:,} more" if len(names) > most else ""
-        shown = ", ".join(name[:60] for name in names[:most]) + others
+        shown = listed((name[:60] for name in weights.dropped), NAMES_SHOWN)
         lines.append(f"dropped, not tensors: {shown}")
     return [printable(line) for line in lines]
 

@@ -29,7 +29,6 @@ from common.page import (
     count,
     inline_svg,
     jpeg_address,
-    listed,
     render_page,
     sentence,
     three,
@@ -148,7 +147,6 @@ def test_numbers_have_three_digits_and_no_exponent() -> None:
     texts = ["0", "< 0.001", "0.012", "1.23", "12.3", "123", "1,234,568", "-12.3"]
     assert list(map(three, values)) == texts
     assert (count(3.0), count(2.5)) == ("3", "2.50")
-    assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert [sentence("reorders"), sentence("oneDNN")] == ["Reorders.", "oneDNN."]
 
 

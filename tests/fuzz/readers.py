@@ -24,7 +24,7 @@ from launch.ranks import Ranks, read_ranks
 from launch.rendezvous import master_port, slurm_rendezvous
 from launch.topology import describe_sockets, list_sockets, read_topology
 from profiling.onednn_log.log import read_logs
-from profiling.stats import make_rows
+from profiling.sums import sum_by_problem
 from retinanet.config import Config, config_to_tree
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.mlperf.commands import CheckOptions, CompareOptions, RcpOptions
@@ -110,7 +110,7 @@ def check_log(data: bytes, folder: Path) -> None:
     file = write_file(folder / "fuzzed.log", data)
     log = value_or_error(lambda: read_logs([file]), str(file))
     if log is not None:
-        assert sum(row.calls for row in make_rows(log.calls())) > 0
+        assert sum(row.calls for row in sum_by_problem(log.calls())) > 0
         assert log.ranks == sorted(log.ranks) and log.steps == sorted(log.steps)
 
 

@@ -30,7 +30,7 @@ from launch.ranks import read_ranks
 from launch.rendezvous import master_rendezvous, slurm_rendezvous
 from launch.topology import read_topology
 from profiling.onednn_log.log import read_logs
-from profiling.stats import make_rows
+from profiling.sums import sum_by_problem
 from retinanet.config_file import load_config
 from retinanet.training.train_state import rank_states
 from tests.fuzz.inputs import write_file
@@ -134,7 +134,7 @@ def test_another_programs_verbose_lines_are_passed_over(tmp_path: Path) -> None:
     ids=itertools.count(),
 )
 def test_work_that_cannot_be_counted_is_not(line: str, tmp_path: Path) -> None:
-    [row] = make_rows(read_logs([write_file(tmp_path / "a.log", line.encode())]).calls())
+    [row] = sum_by_problem(read_logs([write_file(tmp_path / "a.log", line.encode())]).calls())
     assert row.gflop is None and row.calls == 1
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import sys
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from profiling.__main__ import main
 from profiling.onednn_log.log import Calls, OneDnnLog, read_logs
 from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import Peaks, save
+from profiling.sums import sum_by_kind, sum_by_problem
 from tests.profiling.onednn_log.example_lines import DAMAGED, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
 from tests.profiling.report.example_logs import rank_log
@@ -43,7 +43,7 @@ def convolution(direction: str, *, auxiliary: str = "alg:convolution_direct") ->
 
 def test_row_has_numbers_of_one_call_and_of_all() -> None:
     forward, backward = convolution("forward_training"), convolution("backward_data")
-    row, last = stats.make_rows({backward: Calls(1, 1.0), forward: Calls(4, 3.0)})
+    row, last = sum_by_problem({backward: Calls(1, 1.0), forward: Calls(4, 3.0)})
     assert (row.direction, last.direction) == ("forward_training", "backward_data")
     assert (row.calls, row.total_ms, row.mean_ms, row.share) == (4, 3.0, 0.75, 0.75)
     flop = 2 * 2 * 8 / 4 * 16 * 3 * 4 * 9
@@ -61,15 +61,15 @@ def test_problems_with_equal_columns_are_one_row() -> None:
         plain.attributes, plain.auxiliary, plain.shape,
     )  # fmt: skip
     calls = {plain: Calls(1, 1.0), padded: Calls(2, 5.0)}
-    (row,) = stats.make_rows(calls)
+    (row,) = sum_by_problem(calls)
     assert (row.calls, row.total_ms) == (3, 6.0)
     assert calls[plain] == Calls(1, 1.0)  # The log itself is not modified
 
 
 def test_tables_add_up_to_the_lines_of_the_log() -> None:
     for file in (LOG, FIXTURES / "benchdnn-3.7.2-matmul.log"):
-        table = stats.make_rows(read_logs([file]).calls())
-        text = as_csv(stats.COLUMNS, map(attrgetter(*stats.COLUMNS), table))
+        table = sum_by_problem(read_logs([file]).calls())
+        text = as_csv(stats.COLUMNS, map(stats.problem_row, table))
         lines = list(csv.DictReader(io.StringIO(text)))
         assert ",".join(lines[0]) == (
             "kind,implementation,direction,types,layouts,attributes,algorithm,shape,"
@@ -77,7 +77,7 @@ def test_tables_add_up_to_the_lines_of_the_log() -> None:
         )
         assert sum(float(line["total_ms"]) for line in lines) == pytest.approx(plain_sum(file))
         assert sum(float(line["share"]) for line in lines) == pytest.approx(1)
-        parts = stats.sum_by_kind(table)
+        parts = sum_by_kind(table)
         assert sum(part.total_ms for part in parts) == pytest.approx(plain_sum(file))
         assert sum(part.calls for part in parts) == sum(int(line["calls"]) for line in lines)
 
@@ -181,7 +181,7 @@ def test_phases_and_other_lines_are_printed(tmp_path: Path, run_here: RunHere) -
 
 def test_rare_kinds_share_a_bar_and_empty_charts_have_a_text() -> None:
     parts = [
-        stats.Part(f"kind{number}", "undef", 1, 20.0 - number, 0.05, 0.0, None)
+        stats.Part(f"kind{number}", "undef", 1, 20.0 - number, 0.05, 0.0, None, 0.0, 0.0, [])
         for number in range(15)
     ]
     figure = stats.draw_distribution(parts, title="")
@@ -206,8 +206,8 @@ def test_memory_per_distinct_problem(tmp_path: Path) -> None:
     program = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from profiling.onednn_log.log import read_logs\n"
-        "from profiling.stats import make_rows\n"
-        "table = make_rows(read_logs([Path(sys.argv[1])]).calls())\n"
+        "from profiling.sums import sum_by_problem\n"
+        "table = sum_by_problem(read_logs([Path(sys.argv[1])]).calls())\n"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     )
     sizes = []

@@ -27,6 +27,7 @@ from common.errors import InputError
 from common.files import or_unreadable, read_text
 from common.numbers import require_moderate
 from common.program import FOLDER
+from common.stored import first_fault
 from common.yaml_text import read_yaml
 from profiling.bench.job import wire_bytes
 from profiling.studies.tune.measurements import Measurements
@@ -200,17 +201,13 @@ def read_cluster(file: Path) -> Cluster:
     try:
         cluster = SCHEMA.validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        # A misspelt name is also a missing one: it is named first.
-        errors.sort(key=lambda each: each["type"] != "unexpected_keyword_argument")
-        first = errors[0]
-        field = ".".join(map(str, first["loc"]))
+        fault = first_fault(error)
         problem = {
             "unexpected_keyword_argument": "no such field",
             "missing": "is missing",
             "missing_argument": "is missing",
-        }.get(first["type"], first["msg"][0].lower() + first["msg"][1:])
-        raise InputError(f"{file}: {field}: {problem}; see {EXAMPLE}") from error
+        }.get(fault.kind, fault.after_name)
+        raise InputError(f"{file}: {fault.field}: {problem}; see {EXAMPLE}") from error
     for is_there, problem in problems(cluster):
         if is_there:
             raise InputError(f"{file}: {problem}")

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NoReturn
 
 from common.errors import InputError
+from common.wording import counted
 from profiling.bench.job import wire_bytes
 from profiling.studies.rounds import Shape
 from profiling.studies.tune.measurements import Measurements
@@ -57,7 +58,7 @@ class Allocation:
         shape = self.on_host
         counts = (self.hosts, shape.ranks, shape.threads, shape.batch_size)
         hosts, ranks, threads, images = (
-            f"1 {noun}" if count == 1 else f"{count} {noun}s"
+            counted(count, noun)
             for count, noun in zip(counts, ("host", "rank", "thread", "image"), strict=True)
         )
         groups = f" in {self.groups} groups" if self.groups > 1 else ""

@@ -78,7 +78,7 @@ comparisons: [{change: quick, baseline: slow}]
     [
         ("place: 1", "place: first", "place: input should be a valid integer, found 'first'"),
         ("baseline: slow", "baseline: slower", "comparisons.0.baseline: slower is not a variant"),
-        ("question:", "questions:", "question: field required"),
+        ("question:", "questions:", "questions: unexpected keyword argument"),
         ("says: 30 %", "says: 30 %\nsize: 1", "size: unexpected"),
         ("{about: as it is}", "{about: x, allocator: mine}", "variants.quick.allocator: input"),
         ("place: 1", "place: 1\nquick: {image_size: 100}", "quick.image_size: input should be a"),

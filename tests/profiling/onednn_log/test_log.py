@@ -157,6 +157,17 @@ def test_marks_give_rank_step_and_phase(tmp_path: Path) -> None:
     assert (log.ranks, log.steps) == ([1], [20])
 
 
+def test_progress_counts_the_bytes_of_files(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.log", tmp_path / "b.log.gz"
+    content = (LINE + "\n").encode() * 10_000  # Longer than a block
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    for file in (plain, packed):
+        sizes: list[int] = []
+        assert read_logs([file], advance=sizes.append).lines == 10_000
+        assert sum(sizes) == file.stat().st_size
+
+
 def test_several_files_gzip_and_truncated_gzip(tmp_path: Path) -> None:
     plain = write_log(tmp_path / "onednn.log", LINE)
     packed = tmp_path / "other.log.gz"

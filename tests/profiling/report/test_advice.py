@@ -13,7 +13,8 @@ from profiling.peaks import Peaks
 from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report import advice
 from profiling.report.advice import Advice, times
-from profiling.report.material import Counters, Material, Measured, MeasuredProblem, Traced
+from profiling.report.material import Counters, Material, Measured, Traced
+from profiling.sums import ProblemCalls
 from profiling.trace.analysis import analyze
 from profiling.trace.trace import read_trace
 from tests.profiling.report.example_logs import PEAKS
@@ -48,11 +49,14 @@ def row(
     share: float = 0.5,
     roofline_ms: float | None = None,
     peak_share: float | None = None,
-) -> MeasuredProblem:
-    return MeasuredProblem(work, 2, ms, share, 10.0, 1.0, roofline_ms, peak_share)
+) -> ProblemCalls:
+    bound_ms = None if roofline_ms is None else roofline_ms / 2
+    # Of a call: its operations at 10 GFLOP/s, and the peak rate of which that is the share.
+    peak = None if peak_share is None else 10.0 / peak_share
+    return ProblemCalls(work, 2, ms, ms / 2, share, ms / 200, 1.0, bound_ms, peak)
 
 
-def material(*problems: MeasuredProblem, **inputs: Any) -> Material:
+def material(*problems: ProblemCalls, **inputs: Any) -> Material:
     """Return the problems of a log, and inputs: fields of `Material`, `steps` and `wall_ms`."""
     steps, wall_ms = inputs.pop("steps", NO_STEPS), inputs.pop("wall_ms", None)
     others = dict.fromkeys(("peaks", "environment", "efficiency", "comparison", "traced"))
@@ -102,7 +106,7 @@ def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
 
 
 def check(
-    rule: Any, savings: list[Any], *rows: MeasuredProblem, shows: str = "", **inputs: Any
+    rule: Any, savings: list[Any], *rows: ProblemCalls, shows: str = "", **inputs: Any
 ) -> None:
     """Compare savings; `shows` are texts of the findings, between bars."""
     findings = list(rule(material(*rows, **inputs)))

@@ -158,7 +158,7 @@ def test_cheap_problems_share_one_row(tmp_path: Path) -> None:
     assert rows[500][2:4] == ["120", "7,260"]  # 1 + 2 + … + 120
     assert rows[501][2:4] == ["620", "192,510"]
     assert "500 costliest of 620 problems" in page.sections["problems"]
-    assert "profiling stats" in page.sections["problems"]
+    assert "retinanet profile stats" in page.sections["problems"]
 
 
 @pytest.mark.slow
