@@ -205,7 +205,7 @@ time.sleep(60)
         taken.append(record)
         if record.step == 4:
             break
-    assert training.result is not None and not is_running(training._process.pid)
+    assert training.result is not None and not is_running(training._job._process.pid)
     assert (training.result.steps, training.result.is_finished) == (5, False)
     step, evaluation = taken
     assert isinstance(step, StepRecord) and math.isnan(step.loss) and step.seconds == 0.5
