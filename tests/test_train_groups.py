@@ -17,7 +17,7 @@ from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
 
-EPOCH = 4
+EPOCH = 6
 """Steps, each of one image and one group."""
 SETTINGS = (
     f"data.scenes.train={EPOCH}",
