@@ -12,7 +12,9 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -21,7 +23,7 @@ import pytest
 from common.cli import run_command
 from tests.launch.ranks import MPIRUNS, Ended, TrainHere
 from tests.launch.two_hosts import TwoHosts, two_hosts
-from tests.support.commands import RunHere
+from tests.support.commands import REPOSITORY, RunHere
 
 NOT_AS_WRITTEN = "not run as written"
 """Property of the tests in tests/docs: the reason, and the command."""
@@ -59,7 +61,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
     """Return a function that runs a command in this process, from the repository."""
-    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    monkeypatch.chdir(REPOSITORY)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run(
@@ -77,24 +79,29 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
-@pytest.fixture
-def train_here(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainHere]:
+@pytest.fixture(scope="session")
+def train_here() -> TrainHere:
     """Return a function that runs train.py in this process, unpinned since torch is loaded."""
     # Not above: these load OpenBLAS, which counts cores before a worker keeps to one.
     import torch
 
     from train import main
 
-    threads = torch.get_num_threads()
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
-
     def run(*arguments: str) -> Ended:
-        done = run_here(main, *arguments, "launch.pin=false", program="train.py")
-        return Ended(done.returncode, done.stdout, done.stderr)
+        threads = torch.get_num_threads()
+        output, errors = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(REPOSITORY)
+            patch.delenv("FORCE_COLOR", raising=False)
+            patch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
+            patch.setattr(sys, "argv", ["train.py", *arguments, "launch.pin=false"])
+            with redirect_stdout(output), redirect_stderr(errors):
+                code = run_command(main)
+        torch.set_num_threads(threads)  # for tests that compute with as many as a run would
+        written = (stream.buffer.getvalue().decode() for stream in (output, errors))
+        return Ended(code, *written)
 
-    yield run
-    torch.set_num_threads(threads)  # for tests that compute with as many as a run would
+    return run
 
 
 @pytest.fixture(scope="module")

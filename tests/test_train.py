@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ import pytest
 import torch
 from PIL import Image
 from ruamel.yaml import YAML
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from data.dataset import Batch
@@ -32,10 +32,10 @@ from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.loop import batch_losses
 from tests.launch.ranks import Ended, TrainHere, ended
 from tests.support.training_runs import (
+    assert_same_end,
     mark_as_run,
     read_records,
     start_training,
-    wait_for_steps,
 )
 from tests.support.without_locks import built_library, without_locks
 
@@ -68,7 +68,7 @@ class Interrupted(NamedTuple):
     """Number of completed steps at that time."""
     resumed: Ended
     memory_map: str
-    """Memory map of the resumed process after a step."""
+    """Memory map of the resumed process in its second step."""
 
 
 def settings_in(root: Path, name: str, *changes: str) -> list[str]:
@@ -94,18 +94,29 @@ def undisturbed(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def interrupted(root: Path) -> Interrupted:
-    """Return the same run, stopped by SIGTERM after some steps and resumed."""
-    process = start_training(*settings_in(root, "interrupted"))
+def interrupted(root: Path, train_here: TrainHere) -> Interrupted:
+    """Return the same run in this process, stopped by SIGTERM in a step and resumed."""
+    maps: list[str] = []
+
+    def train(*flags: str, step: int, act: Callable[[], None]) -> Ended:
+        """Train, and act within a step."""
+        numbers = count(1)
+
+        def losses(*inputs: Any, **forms: Any) -> dict[str, torch.Tensor]:
+            if next(numbers) == step:
+                act()
+            return batch_losses(*inputs, **forms)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "batch_losses", losses)
+            return train_here(*settings_in(root, "interrupted"), "launch.threads=1", *flags)
+
     run = root / "interrupted"
-    wait_for_steps(run, process, count=2)
-    process.send_signal(signal.SIGTERM)
-    stopped = ended(process)
+    stopped = train(step=3, act=lambda: signal.raise_signal(signal.SIGTERM))
     stopped_at = len(read_records(run, kind="step"))
-    process = start_training(*settings_in(root, "interrupted"), "--resume")
-    wait_for_steps(run, process, count=stopped_at + 1)
-    mapped = Path(f"/proc/{process.pid}/maps").read_text()
-    return Interrupted(run, stopped, stopped_at, ended(process), mapped)
+    read_map = lambda: maps.append(Path("/proc/self/maps").read_text())  # noqa: E731
+    resumed = train("--resume", step=2, act=read_map)
+    return Interrupted(run, stopped, stopped_at, resumed, *maps)
 
 
 def test_sigterm_stops_a_run_after_a_checkpoint(
@@ -118,23 +129,8 @@ def test_sigterm_stops_a_run_after_a_checkpoint(
 
 
 def test_resumed_run_does_not_map_its_checkpoint_files(interrupted: Interrupted) -> None:
-    assert "libtorch" in interrupted.memory_map and ".safetensors" not in interrupted.memory_map
-
-
-def assert_same_end(undisturbed: Path, run: Path, *, steps: int) -> None:
-    """Assert bit-identical weights, optimizer and random states, and the same position."""
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        expected, weights = (
-            load_file(folder / "checkpoints" / "last" / file) for folder in (undisturbed, run)
-        )
-        assert weights.keys() == expected.keys()
-        differing = {name for name in weights if not torch.equal(weights[name], expected[name])}
-        assert not differing, file
-    whole, pieces = (
-        read_checkpoint(folder / "checkpoints" / "last") for folder in (undisturbed, run)
-    )
-    assert whole.state.random_states == pieces.state.random_states
-    assert whole.position == pieces.position and whole.position.step == steps
+    assert "libtorch" in interrupted.memory_map
+    assert f"{interrupted.run}/checkpoints" not in interrupted.memory_map
 
 
 def test_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
@@ -143,7 +139,7 @@ def test_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     run, _, stopped_at, resumed, _ = interrupted
     assert resumed.code == 0, resumed.errors
     assert f"after step {stopped_at}" in resumed.output
-    assert_same_end(undisturbed, run, steps=STEPS)
+    assert_same_end(run, undisturbed, step=STEPS)
 
 
 def test_resumed_run_records_every_step_and_evaluation_once(
@@ -281,7 +277,7 @@ def test_each_checkpoint_has_a_model_card_with_its_metrics(undisturbed: Path) ->
         }
 
 
-def test_failed_model_card_does_not_end_training(
+def test_overwrite_starts_again_and_a_failed_model_card_does_not_end_training(
     undisturbed: Path, tmp_path: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would have had the images that are in both splits."""
@@ -296,36 +292,40 @@ def test_failed_model_card_does_not_end_training(
     labels = scenes / "validation" / "labels" / "openimages-mlperf.json"
     same = (f"data.train_annotations={labels}", f"data.train_images={labels.parents[1] / 'data'}")
     changes = ("training.max_steps=1", "evaluation.pictures=0", "data.scenes=null", *same)
-    outcome = train_here(*settings_in(tmp_path, "cardless", *changes, f"data.root={scenes}"))
+    run = tmp_path / "cardless"
+    (run / "checkpoints" / "step-000099").mkdir(parents=True)
+    mark_as_run(run)
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
+    arguments = settings_in(tmp_path, "cardless", *changes, f"data.root={scenes}")
+    outcome = train_here(*arguments, "--overwrite")
     assert outcome.code == 0 and outcome.errors == ""
+    assert [record["step"] for record in read_records(run, kind="step")] == [1]
+    assert not (run / "checkpoints" / "step-000099").exists()
+    assert (run / "checkpoints" / "last" / "model.safetensors").is_file()
     assert "MODEL_CARD.md: cannot be written: ValueError: no such fact; training" in outcome.output
     assert shared_images == [3]
-    shutil.rmtree(tmp_path / "cardless")
-
-
-def test_folder_of_another_run_is_not_overwritten(undisturbed: Path, train_here: TrainHere) -> None:
-    before = snapshot(undisturbed)
-    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed"))
-    assert outcome.code == 2 and outcome.errors.count("\n") == 1
-    assert "--resume, --overwrite, or run.name=NEW" in outcome.errors
-    assert snapshot(undisturbed) == before
+    shutil.rmtree(run)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("words", "named"),
     [
-        ("data.image_size=96", "image_size was 64, is now 96"),
-        ("model.trainable_layers=4", "trainable_layers was 5, is now 4"),
-        ("training.optimizer=lamb", "training.optimizer was adam, is now lamb"),
-        ("run.seed=5", "run.seed was 0, is now 5"),
-        ("data.scenes.train=9", "data.scenes was {'train': 8, 'validation': 3}"),
+        ([], "--resume, --overwrite, or run.name=NEW"),
+        (["--resume", "data.image_size=96"], "image_size was 64, is now 96"),
+        (["--resume", "model.trainable_layers=4"], "trainable_layers was 5, is now 4"),
+        (["--resume", "training.optimizer=lamb"], "training.optimizer was adam, is now lamb"),
+        (["--resume", "run.seed=5"], "run.seed was 0, is now 5"),
+        (
+            ["--resume", "data.scenes.train=9"],
+            "data.scenes was {'train': 8, 'validation': 3}",
+        ),
     ],
 )
-def test_run_with_incompatible_settings_is_not_resumed(
-    change: str, named: str, undisturbed: Path, train_here: TrainHere
+def test_run_is_not_overwritten_or_resumed_with_incompatible_settings(
+    words: list[str], named: str, undisturbed: Path, train_here: TrainHere
 ) -> None:
     before = snapshot(undisturbed)
-    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed", change), "--resume")
+    outcome = train_here(*settings_in(undisturbed.parent, "undisturbed"), *words)
     assert outcome.code == 2 and outcome.errors.count("\n") == 1
     assert named in outcome.errors
     assert snapshot(undisturbed) == before
@@ -343,44 +343,34 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed: Path, train_here: 
     assert (undisturbed / "metrics.jsonl").read_text() == metrics
 
 
-def test_resuming_with_another_batch_size_continues_at_the_same_image(
+def test_run_without_a_checkpoint_starts_again_and_continues_with_another_batch_size(
     root: Path, train_here: TrainHere
 ) -> None:
-    arguments = settings_in(root, "batches", "evaluation.pictures=0", "training.epochs=2")
+    run = root / "early"
+    (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
+    mark_as_run(run)
+    (run / "config.yaml").write_text("run: {name: early}\n")
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    arguments = settings_in(root, "early", "evaluation.pictures=0", "training.epochs=2", "--resume")
     first = train_here(*arguments, "training.max_steps=3")
-    assert first.code == 0  # after six of the epoch's eight images
+    assert first.code == 0, first.errors
+    assert re.search(rf"{re.escape(str(run))}: .*step 0$", first.output, re.MULTILINE)
+    assert [record["step"] for record in read_records(run, kind="step")] == [1, 2, 3]
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["best", "last", "step-000003"]
+    # After six of the epoch's eight images.
     changes = ("training.batch_size=4", "training.max_steps=null", "training.weight_decay=0.01")
-    outcome = train_here(*arguments, *changes, "--resume")
+    outcome = train_here(*arguments, *changes)
     assert outcome.code == 0, outcome.errors
     shown = " ".join(outcome.output.split())
     assert "resumed after step 3" in shown
     assert "training.batch_size was 2, is now 4; training.weight_decay was 0.0" in shown
     assert "training continues from the same image, but not bit for bit" in shown
     # Two images are no batch of four: the second epoch follows, with two steps.
-    records = read_records(root / "batches", kind="step")
+    records = read_records(run, kind="step")
     assert [(record["step"], record["epoch"]) for record in records[3:]] == [(4, 1.5), (5, 2.0)]
-    assert read_checkpoint(root / "batches" / "checkpoints" / "last").position.epoch == 2
-    shutil.rmtree(root / "batches")
-
-
-def test_run_killed_before_its_first_checkpoint_starts_again(
-    tmp_path: Path, train_here: TrainHere
-) -> None:
-    run = tmp_path / "early"
-    (run / "checkpoints" / ".step-000001.partial").mkdir(parents=True)
-    mark_as_run(run)
-    (run / "config.yaml").write_text("run: {name: early}\n")
-    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
-    arguments = settings_in(tmp_path, "early", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train_here(*arguments, "--resume")
-    assert outcome.code == 0, outcome.errors
-    assert re.search(rf"{re.escape(str(run))}: .*step 0$", outcome.output, re.MULTILINE)
-    assert len(read_records(run, kind="step")) == 1
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "best",
-        "last",
-        "step-000001",
-    ]
+    assert read_checkpoint(run / "checkpoints" / "last").position.epoch == 2
+    shutil.rmtree(run)
 
 
 def test_run_without_a_complete_checkpoint_is_not_restarted(
@@ -415,20 +405,6 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
         assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
         losses[workers] = [record["loss"] for record in steps]
     assert losses["auto"] == pytest.approx(losses["0"], rel=1e-4)
-
-
-def test_overwrite_starts_again(root: Path, train_here: TrainHere) -> None:
-    run = root / "overwritten"
-    (run / "checkpoints" / "step-000099").mkdir(parents=True)
-    mark_as_run(run)
-    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 99}\n')
-    arguments = settings_in(root, "overwritten", "training.max_steps=1", "evaluation.pictures=0")
-    outcome = train_here(*arguments, "--overwrite")
-    assert outcome.code == 0, outcome.errors
-    assert [record["step"] for record in read_records(run, kind="step")] == [1]
-    assert not (run / "checkpoints" / "step-000099").exists()
-    assert (run / "checkpoints" / "last" / "model.safetensors").is_file()
-    shutil.rmtree(run)
 
 
 def test_resume_without_a_run_is_an_error(tmp_path: Path, train_here: TrainHere) -> None:
@@ -518,7 +494,7 @@ def test_run_resumed_after_a_skipped_step_is_bit_identical(
     whole = run("skipped", "training.max_steps=7", broken=3)
     run("skipped-in-pieces", "training.max_steps=4", broken=3)
     pieces = run("skipped-in-pieces", "training.max_steps=7", "--resume", broken=0)
-    assert_same_end(whole, pieces, steps=7)
+    assert_same_end(pieces, whole, step=7)
     assert read_checkpoint(pieces / "checkpoints" / "last").position.skipped_steps == 1
     for folder in (whole, pieces):
         assert [record["step"] for record in read_records(folder, kind="step")] == [*range(1, 8)]

@@ -126,37 +126,3 @@ def test_split_keeps_the_global_batch_size(listed: Ended, root: Path) -> None:
     images = [record["images_per_second"] * record["seconds"] for record in steps]
     assert images == [pytest.approx(8)] * 4
     assert "batches  3 images on rank 0, 1 on rank 1\n" in listed.output
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("word", "comment"),
-    [
-        ("speed", "# batches: 4 images, split by the speed of each rank, measured at the start"),
-        ("[1, 3]", "# batches: 1 image on rank 0, 3 on rank 1"),
-    ],
-)
-def test_dry_run_prints_the_split(word: str, comment: str) -> None:
-    job = run_ranks(2, "train.py", *SETTINGS, "--dry-run", f"distributed.batch_split={word}")
-    assert (job.code, job.errors) == (0, "")
-    assert comment in job.output.splitlines()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        pytest.param(["--dry-run"], marks=pytest.mark.exhaustive),
-        pytest.param(["--check"], marks=pytest.mark.exhaustive),
-    ],
-)
-def test_list_with_a_wrong_sum_is_refused_before_anything_is_written(
-    root: Path, flags: list[str]
-) -> None:
-    wrong = arguments(root, "wrong", "distributed.batch_split=[3, 2]")
-    job = run_ranks(2, *wrong, *flags)
-    assert job.code == 2
-    [line] = [line for line in job.errors.splitlines() if "error: " in line]
-    expected = "expected 2 numbers with the sum 4 (ranks × training.batch_size=2), even or speed"
-    assert line.endswith(f"distributed.batch_split: {expected}, found [3, 2]")
-    assert not (root / "wrong").exists()

@@ -20,8 +20,10 @@ SETTINGS = (
     "data.scenes.validation=3",
     "data.image_size=64",
     "engine.precision=float32",
-    "training.max_steps=2",
+    "training.max_steps=1",
 )
+SEVERAL_TASKS = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
+"""Variables in a job of eight tasks, without srun."""
 
 
 @pytest.fixture
@@ -41,17 +43,13 @@ def test_check_of_a_valid_run_passes_and_leaves_no_files(train: TrainHere, tmp_p
 def test_slurm_job_of_several_tasks_without_srun_gets_a_warning(
     train: TrainHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0"), ("SLURM_JOB_ID", "7")):
+    for name, value in SEVERAL_TASKS.items():
         monkeypatch.setenv(name, value)
     checked = train("--check", f"run.root={tmp_path}")
     assert (checked.code, checked.errors) == (0, "")
     [line] = [line for line in checked.output.splitlines() if "SLURM_NTASKS=8" in line]
     assert "warning" in line
     assert "SLURM_NTASKS" not in train("--check", "--check-ranks=2", f"run.root={tmp_path}").output
-    trained = train(f"run.root={tmp_path}", "evaluation.pictures=0")
-    assert trained.code == 0, trained.errors
-    [line] = [line for line in trained.output.splitlines() if "SLURM_NTASKS=8" in line]
-    assert line.startswith("note: ") and "srun" in line
 
 
 def test_core_that_srun_withholds_is_a_warning(
@@ -89,11 +87,16 @@ def test_state_of_the_host_is_checked_noted_and_kept(
     assert (checked.code, checked.errors) == (0, "")
     assert "host state" in checked.output and "energy preference balance_power" in checked.output
     assert "with 3 warnings" in checked.output
+    for name, value in SEVERAL_TASKS.items():
+        monkeypatch.setenv(name, value)
     trained = train(f"run.root={runs}", "run.name=x", "evaluation.pictures=0")
     assert trained.code == 0, trained.errors
+    notes = [line for line in trained.output.splitlines() if line.startswith("note: ")]
     for subject in ("frequency", "turbo", "swap"):
-        [line] = [line for line in trained.output.splitlines() if f"note: {subject}: " in line]
+        [line] = [line for line in notes if f"note: {subject}: " in line]
         assert "sudo " in line
+    [line] = [line for line in notes if "SLURM_NTASKS=8" in line]
+    assert "srun" in line
     environment = json.loads((runs / "x" / "environment.json").read_text())
     [kept] = environment["host_state"].values()
     assert kept["turbo"] == "off" and kept["huge_pages"] == "never" and kept["swap_used"] > 0

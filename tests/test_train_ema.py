@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
-from torchvision.models import resnext50_32x4d
 
 from retinanet.evaluation.detect import detect_split
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training import components
-from retinanet.training.checkpoint import read_checkpoint
-from tests.launch.ranks import TrainHere, ended, run_ranks
-from tests.support.training_runs import cut_back, read_records, start_training
+from tests.launch.ranks import TrainHere, run_ranks
+from tests.support.random_detectors import write_detector
+from tests.support.training_runs import assert_same_end, cut_back, read_records
 
 pytestmark = pytest.mark.slow
 
@@ -37,25 +36,10 @@ def settings_in(root: Path, name: str, *changes: str) -> list[str]:
     return [*SETTINGS, *changes, f"run.root={root}", f"run.name={name}"]
 
 
-def assert_same_end(run: Path, other: Path, *parts: str) -> None:
-    """Assert equal checkpoints at the end, and equal mAPs."""
-    ours, theirs = (folder / "checkpoints" / "last" for folder in (run, other))
-    for part in (*PARTS, *parts):
-        assert (ours / part).read_bytes() == (theirs / part).read_bytes(), part
-    first, second = read_checkpoint(ours), read_checkpoint(theirs)
-    assert first.position == second.position and first.position.step == STEPS
-    assert first.state.random_states == second.state.random_states
-    maps = [
-        [(record["step"], record["map"]) for record in read_records(folder, kind="evaluation")]
-        for folder in (run, other)
-    ]
-    assert maps[0] == maps[1]
-
-
 @pytest.fixture(scope="module")
-def whole(root: Path) -> Path:
+def whole(root: Path, train_here: TrainHere) -> Path:
     """Return an uninterrupted run."""
-    outcome = ended(start_training(*settings_in(root, "whole", BETWEEN)))
+    outcome = train_here(*settings_in(root, "whole", BETWEEN, "launch.threads=1"))
     assert (outcome.code, outcome.errors) == (0, "")
     return root / "whole"
 
@@ -74,7 +58,7 @@ def test_resumed_run_continues_bit_for_bit_and_evaluates_the_averages(
     outcome = train_here(*settings_in(root, "pieces", "launch.threads=1"), "--resume")
     assert outcome.code == 0, outcome.errors
     assert "resumed after step 3" in " ".join(outcome.output.split())
-    assert_same_end(root / "pieces", whole)
+    assert_same_end(root / "pieces", whole, "raw.safetensors", step=STEPS)
     averages, weights = (load_file(whole / "checkpoints" / "last" / part) for part in PARTS[:2])
     assert len(seen) == 2 and seen[1].keys() == averages.keys()
     assert all(torch.equal(seen[1][name], value) for name, value in averages.items())
@@ -105,8 +89,10 @@ def test_average_changes_no_training_and_may_end_and_begin_in_a_resumed_run(
     cut_back(whole, root / "changed", step=3)
     last = root / "changed" / "checkpoints" / "last"
     for was, ema, steps in (("0.9", "null", 5), ("None", "0.9", STEPS)):
-        changes = (f"training.ema={ema}", f"training.max_steps={steps}", "launch.threads=1")
-        outcome = train_here(*settings_in(root, "changed", *changes), "--resume")
+        changes = (f"training.ema={ema}", f"training.max_steps={steps}", "evaluation.every=9")
+        outcome = train_here(
+            *settings_in(root, "changed", *changes), "launch.threads=1", "--resume"
+        )
         assert outcome.code == 0, outcome.errors
         assert (last / "raw.safetensors").exists() == (ema != "null")
         assert f"training.ema was {was}, is now " in " ".join(outcome.output.split())
@@ -117,7 +103,7 @@ def test_average_changes_no_training_and_may_end_and_begin_in_a_resumed_run(
 
 @pytest.mark.whole_machine
 def test_two_ranks_resume_bit_for_bit(root: Path) -> None:
-    changes = ("training.batch_size=1", "distributed.timeout_s=60")
+    changes = ("training.batch_size=1", "distributed.timeout_s=60", "training.max_steps=4")
     job = run_ranks(2, "train.py", *settings_in(root, "ranks", *changes, BETWEEN))
     assert (job.code, job.errors) == (0, "") and "weights differed" not in job.output
     parts = load_file(root / "ranks" / "checkpoints" / "last" / "ranks.safetensors")
@@ -127,27 +113,26 @@ def test_two_ranks_resume_bit_for_bit(root: Path) -> None:
     job = run_ranks(2, "train.py", *settings_in(root, "ranks-resumed", *changes), "--resume")
     assert (job.code, job.errors) == (0, "")
     assert "resumed after step 3" in " ".join(job.output.split())
-    assert_same_end(root / "ranks-resumed", root / "ranks", "ranks.safetensors")
+    parts_beside = ("raw.safetensors", "ranks.safetensors")
+    assert_same_end(root / "ranks-resumed", root / "ranks", *parts_beside, step=4)
 
 
 @pytest.mark.whole_machine
-def test_two_ranks_average_what_one_rank_does(root: Path, train_here: TrainHere) -> None:
-    """With constant norms, whose statistics no rank has of its own."""
-    torch.manual_seed(0)
-    backbone = dict(resnext50_32x4d(weights=None).state_dict())
-    for name, value in backbone.items():
-        if name.endswith("bn3.weight"):
-            value.fill_(0.1)  # keeps random blocks from doubling their inputs
-    save_file(backbone, root / "backbone.safetensors")
+def test_two_ranks_start_from_one_detector_and_average_what_one_rank_does(
+    root: Path, train_here: TrainHere
+) -> None:
+    """From a detector with constant norms, whose statistics no rank has of its own."""
+    source = write_detector(root / "source")
     changes = [
-        *(f"model.pretrained_backbone={root / 'backbone.safetensors'}", "model.norm=frozen"),
-        *("model.trainable_layers=3", "training.optimizer=sgd", "training.max_steps=3"),
+        *(f"model.weights={source}", "model.norm=frozen", "model.trainable_layers=3"),
+        *("training.optimizer=sgd", "training.max_steps=3"),
     ]
     one = train_here(*settings_in(root, "one", *changes, "launch.threads=1"))
     assert one.code == 0, one.errors
     arguments = settings_in(root, "two", *changes, "training.batch_size=1")
     two = run_ranks(2, "train.py", *arguments, "distributed.timeout_s=60")
     assert (two.code, two.errors) == (0, "")
+    assert two.output.count("classes dropped") == 1
     for part in PARTS[:2]:
         first, second = (
             load_file(root / name / "checkpoints/last" / part) for name in ("one", "two")
@@ -155,3 +140,9 @@ def test_two_ranks_average_what_one_rank_does(root: Path, train_here: TrainHere)
         assert first.keys() == second.keys()
         for name, value in first.items():
             torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-6)
+    given, trained = (
+        load_file(folder / "model.safetensors")
+        for folder in (source, root / "two" / "checkpoints" / "last")
+    )
+    frozen = [name for name in given if name.startswith("backbone.body.layer1.")]
+    assert frozen and all(torch.equal(trained[name], given[name]) for name in frozen)

@@ -331,29 +331,3 @@ def test_unreadable_images_of_all_groups_count_towards_one_limit(root: Path) -> 
     [line] = outcome.errors.splitlines()
     assert "more than data.bad_image_limit=1 images could not be read" in line
     assert len(read_records(root / "unreadable", kind="bad_image")) == 1
-
-
-@pytest.mark.exhaustive
-def test_dry_run_prints_the_groups() -> None:
-    job = run_ranks(2, "train.py", *SETTINGS, "--dry-run")
-    assert (job.code, job.errors) == (0, "")
-    assert "# compute groups: 2 of 1 rank, asynchronous" in job.output.splitlines()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        pytest.param(["--dry-run"], marks=pytest.mark.exhaustive),
-        pytest.param(["--check"], marks=pytest.mark.exhaustive),
-    ],
-)
-def test_unequal_groups_are_refused_before_anything_is_written(
-    root: Path, flags: list[str]
-) -> None:
-    job = run_ranks(3, "train.py", *run_arguments(root, "wrong"), *flags)
-    assert job.code in (2, signal.SIGKILL)  # mpirun may tell how it ended the others
-    [line] = [line for line in job.errors.splitlines() if "of equal size" in line]
-    message = "2 groups cannot be of equal size: there are 3 ranks; use 1 or 3"
-    assert line.endswith(f"distributed.groups: {message}")
-    assert not (root / "wrong").exists()

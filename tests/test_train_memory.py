@@ -17,8 +17,8 @@ from tests.support.training_runs import read_records
 pytestmark = pytest.mark.slow
 
 
-STEPS = 24
-STEPS_PER_EPOCH = 4
+STEPS = 15
+STEPS_PER_EPOCH = 3
 
 
 def check_estimates(words: list[str], peak_resident_mb: float, checkpoint: Path) -> None:

@@ -15,6 +15,7 @@ from data.synthetic import make_synthetic_data
 from retinanet.__main__ import main
 from retinanet.mlperf.log import LogLine, read_events
 from retinanet.mlperf.official import check_compliance
+from tests.launch.ranks import TrainHere
 from tests.support.commands import RunHere, run_program
 
 pytestmark = pytest.mark.slow
@@ -47,41 +48,20 @@ def root(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # a checkpoint has 400 MB
 
 
-def train(*words: str, program: tuple[str, ...] = ("train.py",)) -> str:
-    """Run train.py in a process of its own; return its output."""
-    settings = ("launch.threads=1", "evaluation.pictures=0")
-    done = run_program(sys.executable, *program, *words, *settings)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def event_times(lines: list[LogLine]) -> dict[str, int]:
     return {line.key: line.time_ms for line in lines}
 
 
-def test_data_files_are_opened_after_run_start(root: Path) -> None:
-    data = root / "data"
-    make_synthetic_data(data, seed=0, train=4, validation=2)
-    train(
-        *(str(data), str(root / "opened.json"), f"data.root={data}"),
-        *("data.scenes=null", "data.image_size=64", "training.batch_size=2", "run.name=a"),
-        *("training.epochs=1", f"run.root={root}"),
-        program=("-c", OPENED),
-    )
-    opened = json.loads((root / "opened.json").read_text())
-    names = {Path(name).suffix for _, name in opened}
-    assert {".json", ".jpg"} <= names
-    started = event_times(read_events(root / "a" / "mlperf.log"))["run_start"]
-    assert started <= 1000 * min(when for when, _ in opened)
-
-
-def test_run_that_reaches_its_target_can_be_submitted(run_here: RunHere, root: Path) -> None:
+def test_run_that_reaches_its_target_can_be_submitted(
+    run_here: RunHere, train_here: TrainHere, root: Path
+) -> None:
     out = root / "submission"
-    train(
+    trained = train_here(
         *(f"run.root={root}", "run.name=a", "data.scenes.train=32", "data.scenes.validation=8"),
         *("data.image_size=64", "training.learning_rate=1e-3", "training.warmup_epochs=0"),
-        *("training.epochs=40", "training.target_map=1e-9"),
+        *("training.epochs=40", "training.target_map=1e-9", "evaluation.pictures=0"),
     )
+    assert trained.code == 0, trained.errors
     lines = read_events(root / "a" / "mlperf.log")
     assert lines[-1].metadata["status"] == "success"
     times = event_times(lines)
@@ -95,31 +75,37 @@ def test_run_that_reaches_its_target_can_be_submitted(run_here: RunHere, root: P
     assert done.returncode == 0 and "success" in done.stdout
 
 
-def test_closed_division_run_lacks_only_accuracy_and_data_set(
+def test_closed_division_run_opens_data_after_run_start_and_lacks_only_accuracy_and_data_set(
     run_here: RunHere, root: Path
 ) -> None:
     torch.manual_seed(0)
     backbone = root / "backbone.safetensors"
     save_file(dict(resnext50_32x4d(weights=None).state_dict()), backbone)
     data = root / "data"
-    make_synthetic_data(data, seed=0, train=2, validation=1)
+    make_synthetic_data(data, seed=0, train=1, validation=1)
     for split in ("train", "validation"):
         [file] = (data / split / "labels").glob("*.json")
         content = json.loads(file.read_text())
         names = [{"id": number, "name": f"class {number}"} for number in range(1, 265)]
         file.write_text(json.dumps({**content, "categories": names}))
-    train(
-        *("--config", "openimages.yaml", "mlperf.division=closed", f"data.root={data}"),
+    opened = root / "opened.json"
+    trained = run_program(
+        *(sys.executable, "-c", OPENED, data, opened, "--config", "openimages.yaml"),
+        *("mlperf.division=closed", "mlperf.organization=Us", f"data.root={data}"),
         *(f"model.pretrained_backbone={backbone}", "training.epochs=1", "training.batch_size=1"),
-        *(f"run.root={root}", "run.name=a", "mlperf.organization=Us"),
+        *(f"run.root={root}", "run.name=a", "launch.threads=1", "evaluation.pictures=0"),
     )
+    assert trained.returncode == 0, trained.stderr
+    log = root / "a" / "mlperf.log"
+    openings = json.loads(opened.read_text())
+    assert {".json", ".jpg"} <= {Path(name).suffix for _, name in openings}
+    assert event_times(read_events(log))["run_start"] <= 1000 * min(when for when, _ in openings)
     done = run_here(main, "mlperf", "check", root / "a")
     assert done.returncode == 4
     faults = [line for line in done.stdout.splitlines() if "✗" in line]
     assert len(faults) == 1 and "eval_accuracy" in faults[0] and "0.340" in faults[0]
-    assert "train_samples: 2 training images; MLPerf's data set has 1,170,301" in done.stdout
+    assert "train_samples: 1 training images; MLPerf's data set has 1,170,301" in done.stdout
     # The same log under the rules that list every tensor of the model.
-    log = root / "a" / "mlperf.log"
     log.write_text(log.read_text().replace('"retinanet"', '"ssd"'))
     verdict = check_compliance(log, rules="2.1.0")
     assert len(verdict.faults) == 1 and "eval_accuracy" in verdict.faults[0]

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,9 +12,9 @@ import pytest
 from retinanet.mlperf.log import read_events
 from retinanet.mlperf.official import check_compliance
 from retinanet.training.checkpoint import read_checkpoint
-from tests.support.commands import start_program
+from tests.launch.ranks import Ended, TrainHere, ended
 from tests.support.processes import child_processes, wait_until_ended
-from tests.support.training_runs import read_records
+from tests.support.training_runs import assert_same_end, read_records, start_training
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +28,13 @@ SETTINGS = (
 OVERLAP = "evaluation.overlap=true"
 
 
-def start(root: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "train.py", *SETTINGS, f"run.root={root}", f"run.name={name}"]
-    return start_program(*command, *arguments)
+def settings_in(root: Path, name: str, *changes: str) -> list[str]:
+    return [*SETTINGS, f"run.root={root}", f"run.name={name}", *changes]
 
 
-def wait_for_output(process: subprocess.Popen[str], *, code: int = 0) -> str:
-    output, errors = process.communicate(timeout=180)
-    assert (process.returncode, errors) == (code, "")
-    return output
+def output_of(outcome: Ended) -> str:
+    assert (outcome.code, outcome.errors) == (0, "")
+    return outcome.output
 
 
 def wait_until_pending(run: Path) -> None:
@@ -51,38 +47,34 @@ def wait_until_pending(run: Path) -> None:
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Assert equal weights, optimizer states, evaluations and evaluation files."""
-    for part in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (folder / "checkpoints" / "last" / part for folder in (run, other))
-        assert ours.read_bytes() == theirs.read_bytes(), part
+    """Assert equal checkpoints, evaluations and evaluation files."""
+    assert_same_end(run, other)
     positions = [
         read_checkpoint(folder / "checkpoints" / "best").position for folder in (run, other)
     ]
-    assert positions[0] == positions[1]
-    names = sorted(file.name for file in (other / "eval").iterdir())
-    assert sorted(file.name for file in (run / "eval").iterdir()) == names and len(names) == 6
-    for name in names:
-        assert (run / "eval" / name).read_bytes() == (other / "eval" / name).read_bytes(), name
-    evaluations = [read_records(folder, kind="evaluation") for folder in (run, other)]
-    for record in (*evaluations[0], *evaluations[1]):
-        del record["seconds"]
-    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
+    assert positions[0] == positions[1] and len(read_records(run, kind="evaluation")) == 2
+    ours, theirs = (
+        {file.name: file.read_bytes() for file in (folder / "eval").iterdir()}
+        for folder in (run, other)
+    )
+    assert ours == theirs and len(ours) == 6
 
 
 @pytest.fixture(scope="module")
-def waiting(root: Path) -> Path:
+def waiting(root: Path, train_here: TrainHere) -> Path:
     """Return a run without overlap."""
-    wait_for_output(start(root, "waiting"))
+    output_of(train_here(*settings_in(root, "waiting")))
     return root / "waiting"
 
 
-def test_overlapped_run_equals_a_run_without_overlap(waiting: Path, root: Path) -> None:
-    process = start(root, "beside", OVERLAP)
-    wait_until_pending(root / "beside")
-    wait_for_output(process)
+def test_overlapped_run_equals_a_run_without_overlap(
+    waiting: Path, root: Path, train_here: TrainHere
+) -> None:
+    output_of(train_here(*settings_in(root, "beside", OVERLAP)))
     assert_same_run(root / "beside", waiting)
     lines = (root / "beside" / "metrics.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
+    # A step was taken while the first evaluation still ran.
     assert kinds.index("evaluation") > STEPS_OF_EPOCH and kinds[-1] == "evaluation"
     log = root / "beside" / "mlperf.log"
     assert check_compliance(log, rules="5.1.0").passed
@@ -94,29 +86,30 @@ def test_overlapped_run_equals_a_run_without_overlap(waiting: Path, root: Path) 
     "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
 )
 def test_run_stopped_during_the_evaluation_resumes_exactly(
-    how: signal.Signals, waiting: Path, root: Path
+    how: signal.Signals, waiting: Path, root: Path, train_here: TrainHere
 ) -> None:
-    process = start(root, how.name, OVERLAP)
+    arguments = settings_in(root, how.name, OVERLAP)
+    process = start_training(*arguments)
     wait_until_pending(root / how.name)
     beside = child_processes(process.pid)
     process.send_signal(how)
-    process.communicate(timeout=60)
-    assert process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL)
+    stopped = ended(process, timeout=60)
+    assert stopped.code == (75 if how == signal.SIGTERM else -signal.SIGKILL)
     wait_until_ended(beside)
     known = how == signal.SIGTERM  # then it is waited for
     assert bool(read_records(root / how.name, kind="evaluation")) == known
-    wait_for_output(start(root, how.name, OVERLAP, "--resume"))
+    output_of(train_here(*arguments, "--resume"))
     assert_same_run(root / how.name, waiting)
     shutil.rmtree(root / how.name)
 
 
 @pytest.mark.exhaustive
 def test_killed_metric_process_is_replaced_by_the_run(waiting: Path, root: Path) -> None:
-    process = start(root, "alone", OVERLAP)
+    process = start_training(*settings_in(root, "alone", OVERLAP))
     wait_until_pending(root / "alone")
     [metric] = [child for child in child_processes(process.pid) if is_metric(child)]
     os.kill(metric, signal.SIGKILL)
-    wait_for_output(process)
+    output_of(ended(process))
     assert_same_run(root / "alone", waiting)
     shutil.rmtree(root / "alone")
 
@@ -127,10 +120,11 @@ def is_metric(process: int) -> bool:
 
 
 @pytest.mark.exhaustive
-def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
+def test_weights_that_reached_the_target_are_restored(root: Path, train_here: TrainHere) -> None:
     images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=8")
-    arguments = (OVERLAP, *images, "training.epochs=40", "training.target_map=1e-9")
-    shown = wait_for_output(start(root, "target", *arguments))
+    target = ("training.epochs=40", "training.target_map=1e-9")
+    arguments = settings_in(root, "target", OVERLAP, *images, *target)
+    shown = output_of(train_here(*arguments))
     run = root / "target"
     reached = read_records(run, kind="evaluation")[-1]["step"]
     last = read_records(run, kind="step")[-1]["step"]
@@ -141,6 +135,6 @@ def test_weights_that_reached_the_target_are_restored(root: Path) -> None:
         position = read_checkpoint(run / "checkpoints" / name).position
         assert position.step == reached and position.map_here == position.best_map
     assert read_events(run / "mlperf.log")[-1].metadata["status"] == "success"
-    again = wait_for_output(start(root, "target", *arguments, "--resume"))
+    again = output_of(train_here(*arguments, "--resume"))
     assert f"finished after step {reached}" in again
     shutil.rmtree(run)

@@ -18,6 +18,7 @@ from retinanet.training.checkpoint import (
     checkpoint_step,
     newest_first,
     point_to,
+    read_checkpoint,
 )
 from retinanet.training.run_folder import ENVIRONMENT, FACTS
 from tests.support.commands import start_program
@@ -34,6 +35,24 @@ def start_training(
 def read_records(run: Path, *, kind: str) -> list[dict[str, Any]]:
     """Return the records of one kind in a run's metrics.jsonl, which may not exist yet."""
     return [record for record in read_json_lines(run / "metrics.jsonl") if record["kind"] == kind]
+
+
+def assert_same_end(run: Path, other: Path, *parts: str, step: int | None = None) -> None:
+    """Assert that two runs end alike, bit for bit, at `step` if it is given.
+
+    Weights, optimizer, other `parts` of the last checkpoint, random states, position, evaluations.
+    """
+    ours, theirs = (folder / "checkpoints" / "last" for folder in (run, other))
+    for part in ("model.safetensors", "optimizer.safetensors", *parts):
+        assert (ours / part).read_bytes() == (theirs / part).read_bytes(), part
+    first, second = read_checkpoint(ours), read_checkpoint(theirs)
+    assert first.position == second.position and step in (None, first.position.step)
+    assert first.state.random_states == second.state.random_states
+    evaluations, expected = (
+        [record | {"seconds": None} for record in read_records(folder, kind="evaluation")]
+        for folder in (run, other)
+    )
+    assert evaluations == expected
 
 
 def wait_for_steps(run: Path, job: subprocess.Popen[str], *, count: int) -> None:
