@@ -16,7 +16,8 @@ from tests.docs.rules import SMALL
 from tests.support.commands import run_program
 
 NOTEBOOK = REPOSITORY / "docs" / "own-detector.ipynb"
-FEWER = {"EPOCHS = 16": "EPOCHS = 1", "count=120": "count=8", "count=24": "count=2"}
+FEWER = {"EPOCHS = 16": "EPOCHS = 1", '"batch_size": 8': '"batch_size": 2'}
+FEWER |= {"count=120": "count=2", "count=24": "count=2"}
 MOST_BYTES = 100_000
 
 

@@ -66,6 +66,15 @@ def main() -> int:
         sys.stdout.write(f"rank {group.rank}: {results}\n")  # one write: lines do not mix
         return 75
 
+    def killed_in_mpi(group: ProcessGroup) -> int:
+        from mpi4py import MPI
+
+        for turn in range(10**9):
+            MPI.COMM_WORLD.allreduce(turn)
+            if turn == 100 and group.rank == int(case[-1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
     def in_run_folder(act: Callable[[], object], group: ProcessGroup) -> int:
         from retinanet.training.run_folder import claim_run_folder
 
@@ -102,6 +111,8 @@ def main() -> int:
         "busy, first frozen": lambda group: only_on(0, sends(signal.SIGSTOP), group),
         "stuck": lambda group: only_on(1, lambda: time.sleep(LONG), group),
     }
+    if case.startswith("killed in an exchange of mpi"):
+        cases[case] = killed_in_mpi
     with joined(place, timeout_s=timeout_s) as group:
         return cases.get(case, exchange)(group)
 

@@ -89,26 +89,32 @@ def start(
     return sorted(answers, key=lambda answer: int(answer["rank"]))
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    (answer,) = start(CHILD="1")
-    return answer
-
-
 def mpirun() -> str:
     if not (BIN / "mpirun").exists():
         pytest.skip("MPICH is not installed in this environment")
     return str(BIN / "mpirun")
 
 
-def test_compute_threads_have_one_core_each_and_children_all(alone: dict[str, Any]) -> None:
-    cpus = alone["cpus"]
-    assert alone["threads"] == [len(cpus), len(cpus)]
-    assert [[cpu] for cpu in cpus[1:]] == [mask for mask in alone["compute"] if len(mask) == 1]
-    assert alone["environment"]["GOMP_CPU_AFFINITY"].split() == [str(cpu) for cpu in cpus]
-    assert (alone["main"], alone["corrected"]) == (cpus, [])
-    assert alone["inherited"] == {"thread": cpus, "process": cpus}
-    assert "GOMP_CPU_AFFINITY" not in alone["variables"]
+def test_compute_threads_have_one_core_each_and_children_all() -> None:
+    (answer,) = start(
+        CHILD="1",
+        OMP_NUM_THREADS="77",
+        GOMP_CPU_AFFINITY="0",
+        OMP_PROC_BIND="close",
+        KMP_BLOCKTIME="5",
+    )
+    cpus = answer["cpus"]
+    assert answer["threads"] == [len(cpus), len(cpus)]
+    assert [[cpu] for cpu in cpus[1:]] == [mask for mask in answer["compute"] if len(mask) == 1]
+    assert answer["environment"]["GOMP_CPU_AFFINITY"].split() == [str(cpu) for cpu in cpus]
+    assert (answer["main"], answer["corrected"]) == (cpus, [])
+    assert answer["inherited"] == {"thread": cpus, "process": cpus}
+    assert "GOMP_CPU_AFFINITY" not in answer["variables"]
+    # What the user had set is noted: GOMP_CPU_AFFINITY counted, not OMP_PROC_BIND.
+    starts = ["OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0", "OMP_NUM_THREADS=77"]
+    for note, variable in zip(answer["notes"][-3:], starts, strict=True):
+        assert note.startswith(f"{variable} in the environment is ignored; ")
+    assert answer["variables"]["KMP_BLOCKTIME"] == "5"
 
 
 def test_two_ranks_share_the_host_without_overlap() -> None:
@@ -128,17 +134,6 @@ def test_two_ranks_of_torchrun_share_the_host() -> None:
     assert len(first["cpus"]) == len(second["cpus"]) == CORES // 2
     assert not set(first["cpus"]) & set(second["cpus"])
     assert first["variables"]["OMP_NUM_THREADS"] == str(CORES // 2)
-
-
-def test_ignored_variables_of_the_user_are_noted() -> None:
-    (answer,) = start(
-        OMP_NUM_THREADS="77", GOMP_CPU_AFFINITY="0", OMP_PROC_BIND="close", KMP_BLOCKTIME="5"
-    )
-    starts = ["OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0", "OMP_NUM_THREADS=77"]
-    for note, variable in zip(answer["notes"][-3:], starts, strict=True):
-        assert note.startswith(f"{variable} in the environment is ignored; ")
-    assert answer["corrected"] == []  # GOMP_CPU_AFFINITY counted, not OMP_PROC_BIND
-    assert answer["variables"]["KMP_BLOCKTIME"] == "5"
 
 
 def test_stray_thread_is_moved_to_the_cores_of_the_rank() -> None:

@@ -148,14 +148,6 @@ def test_cores_of_each_rank(
     assert all(len(share.cpus) == share.threads and not share.floating for share in placed)
 
 
-@pytest.mark.parametrize(("ranks", "threads"), [(2, 31), (4, 15), (8, 7), (16, 3)])
-def test_offline_core_leaves_few_cores_idle(ranks: int, threads: int) -> None:
-    topology = cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1))
-    shares = place_ranks(topology, ranks=ranks, request=ALL_CORES)
-    assert [share.threads for share in shares] == [threads] * ranks
-    assert [share.socket for share in shares] == [0] * (ranks // 2) + [1] * (ranks // 2)
-
-
 ONE_CPU = host([(0, 0, 0, 0)])
 
 
@@ -203,9 +195,33 @@ def test_ranks_that_do_not_fit_are_refused_with_advice(
     assert reason in why and advice in fix
 
 
-def test_ranks_that_do_not_divide_cores_leave_some_idle() -> None:
-    shares = place_ranks(TWO_SOCKETS, ranks=6, request=CoreRequest(comm_cores=1))
-    assert [share.threads for share in shares] == [8] * 6
+OFFLINE = cores_in_a_row((1, 31, 0, 0), (32, 32, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "request_", "quota", "threads"),
+    [
+        # An offline core, or ranks that do not divide the cores, leave few idle.
+        *((OFFLINE, ranks, {}, None, threads) for ranks, threads in ((2, 31), (4, 15), (8, 7))),
+        (OFFLINE, 16, {}, None, 3),
+        (TWO_SOCKETS, 6, {"comm_cores": 1}, None, 8),
+        # A quota is divided among ranks, sets no cores aside, and may leave little unused.
+        (TWO_SOCKETS, 4, {"comm_cores": 1, "loader_cores": 1}, 8.9, 2),
+        (TWO_SOCKETS, 2, {"threads": 1}, 3.5, 1),
+        (TWO_SOCKETS, 2, {}, 5.5, 2),
+    ],
+)
+def test_threads_of_each_rank(
+    topology: Topology, ranks: int, request_: dict[str, int], quota: float | None, threads: int
+) -> None:
+    request = CoreRequest(**request_)
+    shares = place_ranks(topology, ranks=ranks, request=request, quota=quota)
+    assert [share.threads for share in shares] == [threads] * ranks
+    assert [share.socket for share in shares] == [0] * (ranks // 2) + [1] * (ranks // 2)
+    assert all(share.floating for share in shares) == (quota is not None)
+    if quota:
+        assert {(share.comm_cpus, share.loader_cpus) for share in shares} == {((), ())}
+        assert shares[0].cpus == tuple(range(28)) and shares[-1].cpus == tuple(range(28, 56))
 
 
 def test_no_allowed_cpu_is_refused() -> None:
@@ -228,22 +244,8 @@ def test_quota_below_the_cores_makes_threads_float() -> None:
     assert "1 core that the CPU quota of 1.5 gives" in refusal(LAPTOP, ranks=2, quota=1.5)
 
 
-def test_a_quota_is_divided_among_ranks_and_sets_no_cores_aside() -> None:
-    request = CoreRequest(comm_cores=1, loader_cores=1)
-    shares = place_ranks(TWO_SOCKETS, ranks=4, request=request, quota=8.9)
-    assert [share.threads for share in shares] == [2, 2, 2, 2]
-    assert [share.socket for share in shares] == [0, 0, 1, 1]
-    assert shares[0].cpus == shares[1].cpus == tuple(range(28))
-    assert shares[3].cpus == tuple(range(28, 56))
-    assert {(share.comm_cpus, share.loader_cpus) for share in shares} == {((), ())}
-
-
-def test_quota_that_does_not_divide_may_leave_little_unused() -> None:
+def test_quota_that_ranks_do_not_divide_is_refused_with_advice() -> None:
     assert "launch.threads=1" in refusal(TWO_SOCKETS, ranks=2, quota=3.5)
-    for threads, quota in ((1, 3.5), (None, 5.5)):
-        request = CoreRequest(threads=threads)
-        shares = place_ranks(TWO_SOCKETS, ranks=2, request=request, quota=quota)
-        assert [share.threads for share in shares] == [threads or 2] * 2
     message = refusal(TWO_SOCKETS, ranks=2, request=CoreRequest(threads=3), quota=5.5)
     assert "launch.threads=3" in message and message.endswith("or launch.threads=2")
 

@@ -112,37 +112,67 @@ BATCH_SCRIPT = {
 ALONE = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher="none")
 
 
+STARTED = [
+    ("mpich", MPICH),
+    ("intel-mpi", INTEL_MPI),
+    ("open-mpi", OPEN_MPI),
+    ("torchrun", TORCHRUN),
+    ("slurm", SRUN),
+    ("slurm", {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),  # --mpi=pmi2
+    ("slurm", {**SRUN, "PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.12.0"}),  # --mpi=pmix
+    ("slurm", {**SRUN, **PALS}),  # on a Cray
+    ("mvapich2", MVAPICH2),
+    ("horovod", HOROVOD),
+    ("jsrun", JSRUN),
+    ("open-mpi", {**JSRUN, **OPEN_MPI}),  # Spectrum MPI
+    ("flux", FLUX),
+    ("flux", {**FLUX, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),
+    ("mpich", {**FLUX, **MPICH}),
+    ("pals", PALS),
+    ("pals", {**PALS_WITH_PMIX, "WORLD_SIZE": "4"}),
+    ("prun", {"PMIX_RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+    ("aprun", {"ALPS_APP_PE": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+    ("trainjob", {**TRAINJOB, **ON_EACH_HOST}),
+    ("torchrun", {**TRAINJOB, **TORCHRUN}),
+    ("torchrun", {"PMIX_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+    # The innermost launcher counts: mpirun starts its daemons with srun, one a host.
+    ("mpich", {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", **MPICH}),
+    ("open-mpi", {**SRUN, "SLURM_PROCID": "1", **OPEN_MPI}),
+    ("mpich", {**BATCH_SCRIPT, **MPICH}),
+    ("torchrun", {**SRUN, "SLURM_PROCID": "1", **TORCHRUN}),
+    ("torchrun", {**MPICH, "PMI_RANK": "1", **TORCHRUN}),
+    ("open-mpi", {"RANK": "1", "WORLD_SIZE": "2", **OPEN_MPI}),  # a cluster's job with mpirun
+]
+ONE_ON_EACH_HOST = [
+    ("torchrun", {"RANK": "3", "WORLD_SIZE": "4"}),
+    ("trainjob", TRAINJOB),
+    ("aws-batch", AWS_BATCH),
+    ("sagemaker", SAGEMAKER),
+]
+ONE_RANK = [
+    ("slurm", {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}),
+    ("mpich", {"PMI_RANK": "0", "PMI_SIZE": "1"}),
+    ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
+]
+
+
 @pytest.mark.parametrize(
-    ("launcher", "environment"),
+    ("place", "launcher", "environment"),
     [
-        ("mpich", MPICH),
-        ("intel-mpi", INTEL_MPI),
-        ("open-mpi", OPEN_MPI),
-        ("torchrun", TORCHRUN),
-        ("slurm", SRUN),
-        ("slurm", {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),  # --mpi=pmi2
-        ("slurm", {**SRUN, "PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.12.0"}),  # --mpi=pmix
-        ("slurm", {**SRUN, **PALS}),  # on a Cray
-        ("mvapich2", MVAPICH2),
-        ("horovod", HOROVOD),
-        ("jsrun", JSRUN),
-        ("open-mpi", {**JSRUN, **OPEN_MPI}),  # Spectrum MPI
-        ("flux", FLUX),
-        ("flux", {**FLUX, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),
-        ("mpich", {**FLUX, **MPICH}),
-        ("pals", PALS),
-        ("pals", {**PALS_WITH_PMIX, "WORLD_SIZE": "4"}),
-        ("prun", {"PMIX_RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
-        ("aprun", {"ALPS_APP_PE": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
-        ("trainjob", {**TRAINJOB, **ON_EACH_HOST}),
-        ("torchrun", {**TRAINJOB, **TORCHRUN}),
-        ("torchrun", {"PMIX_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", **ON_EACH_HOST}),
+        *(((3, 4, 1, 2), *case) for case in STARTED),
+        *(((3, 4, 0, 1), *case) for case in ONE_ON_EACH_HOST),
+        *(((0, 1, 0, 1), *case) for case in ONE_RANK),
     ],
 )
-def test_variables_of_each_launcher(launcher: str, environment: dict[str, str]) -> None:
+def test_variables_of_each_launcher(
+    place: tuple[int, int, int, int], launcher: str, environment: dict[str, str]
+) -> None:
     ranks = read_ranks({"HOME": "/root", **environment})
-    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
-    assert not ranks.is_first
+    rank, size, local_rank, local_size = place
+    assert ranks == Ranks(
+        rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher
+    )
+    assert ranks.is_first == (rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -161,52 +191,6 @@ def test_process_without_a_launcher_is_one_rank(environment: dict[str, str]) -> 
     ranks = read_ranks(environment)
     assert ranks == ALONE
     assert ranks.is_first
-
-
-@pytest.mark.parametrize(
-    ("launcher", "environment"),
-    [
-        ("slurm", {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}),
-        ("mpich", {"PMI_RANK": "0", "PMI_SIZE": "1"}),
-        ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
-    ],
-)
-def test_launcher_of_one_rank(launcher: str, environment: dict[str, str]) -> None:
-    expected = Ranks(rank=0, size=1, local_rank=0, local_size=1, launcher=launcher)
-    assert read_ranks(environment) == expected
-
-
-@pytest.mark.parametrize(
-    ("launcher", "outer", "inner"),
-    [
-        # mpirun starts its daemons with srun, one a host
-        ("mpich", {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, MPICH),
-        ("open-mpi", {**SRUN, "SLURM_PROCID": "1"}, OPEN_MPI),
-        ("mpich", BATCH_SCRIPT, MPICH),
-        ("torchrun", {**SRUN, "SLURM_PROCID": "1"}, TORCHRUN),
-        ("torchrun", {**MPICH, "PMI_RANK": "1"}, TORCHRUN),
-        ("open-mpi", {"RANK": "1", "WORLD_SIZE": "2"}, OPEN_MPI),  # a cluster's job with mpirun
-    ],
-)
-def test_the_innermost_launcher_counts(
-    launcher: str, outer: dict[str, str], inner: dict[str, str]
-) -> None:
-    ranks = read_ranks({**outer, **inner})
-    assert ranks == Ranks(rank=3, size=4, local_rank=1, local_size=2, launcher=launcher)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "environment"),
-    [
-        ("torchrun", {"RANK": "3", "WORLD_SIZE": "4"}),
-        ("trainjob", TRAINJOB),
-        ("aws-batch", AWS_BATCH),
-        ("sagemaker", SAGEMAKER),
-    ],
-)
-def test_one_rank_per_host(launcher: str, environment: dict[str, str]) -> None:
-    expected = Ranks(rank=3, size=4, local_rank=0, local_size=1, launcher=launcher)
-    assert read_ranks(environment) == expected
 
 
 def test_the_pages_name_every_variable() -> None:

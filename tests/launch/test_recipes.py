@@ -27,6 +27,10 @@ SCRIPTS = (
     sorted(RECIPES.glob("*.sh")) + sorted(RECIPES.glob("*.sbatch")) + sorted(RECIPES.glob("*.pbs"))
 )
 
+IN_A_JOB = {"SLURM_JOB_ID": "17", "PBS_JOBID": "17.server"}
+SLURM = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "112"}
+PBS = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17", "PBS_O_QUEUE": "night"}
+
 uses_its_environment = pytest.mark.skipif(
     Path(sys.prefix) != REPOSITORY / ".venv", reason="the recipes use .venv of this folder"
 )
@@ -71,8 +75,9 @@ def test_recipe_for_several_hosts_reads_the_hostfile(tmp_path: Path) -> None:
     assert done.stdout.count("image_size: 128") == 1
 
 
-def test_recipe_for_several_hosts_needs_a_hostfile() -> None:
-    done = run_recipe("several-hosts.sh", HOSTS="none")
+@pytest.mark.parametrize("recipe", ["several-hosts.sh", "16-hosts.sh"])
+def test_recipe_outside_of_a_job_needs_a_hostfile(recipe: str) -> None:
+    done = run_recipe(recipe, HOSTS="none", **dict.fromkeys(IN_A_JOB, ""))
     assert done.returncode == 2
     assert "none" in done.stderr and "hosts.example" in done.stderr
 
@@ -125,10 +130,9 @@ def test_slurm_job_requeues_itself_and_resumes(
         IMAGE="a.sif",
         DATA="/d",
         SLURM_SUBMIT_DIR=str(folder),
-        SLURM_JOB_ID="17",
         SLURM_RESTART_COUNT=restarts,
-        SLURM_CPUS_ON_NODE="112",
         SLURM_NTASKS_PER_NODE="8",
+        **SLURM,
     )
     command = JOBS[recipe].replace("RUNS", str(folder / "runs"))
     line = f"--cpu-bind=none --cpus-per-task=14 {command} --config coco.yaml"
@@ -151,16 +155,12 @@ def test_slurm_job_that_is_stopped_in_its_start_does_not_begin(
         PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         MARGIN=margin,
         SLURM_SUBMIT_DIR=str(REPOSITORY),
-        SLURM_JOB_ID="17",
-        SLURM_CPUS_ON_NODE="112",
         SLURM_NTASKS_PER_NODE="8",
+        **SLURM,
     )
     assert done.returncode == (0 if starts else 2)
     assert done.stdout == ("started\n" if starts else "")
     assert done.stderr.count("\n") == (0 if starts else 1)
-
-
-IN_A_JOB = {"SLURM_JOB_ID": "17", "PBS_JOBID": "17.server"}
 
 
 @pytest.fixture
@@ -211,12 +211,6 @@ def test_16_hosts_are_those_of_the_job_or_of_a_file(
     assert command.endswith(f"{RANKS_OF_16_HOSTS} run.name=a")
 
 
-def test_16_hosts_outside_of_a_job_need_a_hostfile() -> None:
-    done = run_recipe("16-hosts.sh", HOSTS="none", **dict.fromkeys(IN_A_JOB, ""))
-    assert done.returncode == 2
-    assert "none" in done.stderr and "hosts.example" in done.stderr
-
-
 @uses_its_environment
 @pytest.mark.parametrize(("status", "restarts"), [("75", "0"), ("3", "2")])
 def test_slurm_job_of_16_hosts_requeues_itself(
@@ -229,9 +223,8 @@ def test_slurm_job_of_16_hosts_requeues_itself(
         STATUS=status,
         DATA="/d",
         SLURM_SUBMIT_DIR=str(REPOSITORY),
-        SLURM_JOB_ID="17",
-        SLURM_CPUS_ON_NODE="112",
         SLURM_RESTART_COUNT=restarts,
+        **SLURM,
     )
     *_, last = [line for line in done.stdout.splitlines() if "retinanet train" in line]
     assert "srun of mpirun: none 112" in done.stdout
@@ -244,18 +237,8 @@ def test_slurm_job_of_16_hosts_requeues_itself(
 @pytest.mark.parametrize(
     ("recipe", "variables"),
     [
-        (
-            "16-hosts.sbatch",
-            {
-                "SLURM_SUBMIT_DIR": str(REPOSITORY),
-                "SLURM_JOB_ID": "17",
-                "SLURM_CPUS_ON_NODE": "112",
-            },
-        ),
-        (
-            "16-hosts.pbs",
-            {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_JOBID": "17", "PBS_O_QUEUE": "night"},
-        ),
+        ("16-hosts.sbatch", {**SLURM, "SLURM_SUBMIT_DIR": str(REPOSITORY)}),
+        ("16-hosts.pbs", PBS),
     ],
 )
 def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
@@ -317,10 +300,7 @@ def run_pbs(
         "16-hosts.pbs",
         PATH=path,
         STATUS="75",
-        PBS_O_WORKDIR=str(REPOSITORY),
-        PBS_O_QUEUE="night",
-        PBS_JOBID="17.server",
-        **variables,
+        **{**PBS, "PBS_JOBID": "17.server", **variables},
     )
     pairs = (item.partition("=") for item in record.read_text().split("\0") if item)
     return done, {name: value for name, _, value in pairs}
@@ -374,14 +354,17 @@ def test_pbs_job_ends_before_its_own_limit(
 
 def test_pbs_job_without_qstat_does_not_start(tmp_path: Path, cluster_mpi: str) -> None:
     write_program(tmp_path / "mpi" / "qstat", "echo cannot connect >&2; exit 1")
-    variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_O_QUEUE": "night", "PBS_JOBID": "17"}
-    done = run_recipe("16-hosts.pbs", PATH=cluster_mpi, **variables)
+    done = run_recipe("16-hosts.pbs", PATH=cluster_mpi, **PBS)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[-1] == "qstat -f 17 does not answer: submit again"
 
 
+def read_job(name: str) -> Any:
+    return YAML(typ="safe").load((RECIPES / name).read_text())
+
+
 def test_job_set_of_kubernetes_is_consistent() -> None:
-    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    job = read_job("jobset.yaml")
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     [replicated] = job["spec"]["replicatedJobs"]
     spec = replicated["template"]["spec"]
@@ -417,14 +400,15 @@ def test_job_set_of_kubernetes_is_consistent() -> None:
 
 
 def test_pods_of_the_job_set_are_on_hosts_of_their_own() -> None:
-    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    job = read_job("jobset.yaml")
     [replicated] = job["spec"]["replicatedJobs"]
     template = replicated["template"]
     spec = template["spec"]
     # JobSet's exclusive topology keeps all pods of a Job in one domain, so that it fits only Jobs
     # of one pod, if the domain is a host.
     for owner in (job, template, spec["template"]):
-        assert not any("exclusive-topology" in name for name in annotations(owner))
+        annotations = owner.get("metadata", {}).get("annotations", {})
+        assert not any("exclusive-topology" in name for name in annotations)
     # JobSet gives each pod its name as a label.
     assert spec["template"]["spec"]["affinity"]["podAntiAffinity"] == {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -438,14 +422,9 @@ def test_pods_of_the_job_set_are_on_hosts_of_their_own() -> None:
     }
 
 
-def annotations(owner: dict[str, Any]) -> dict[str, str]:
-    annotated: dict[str, str] = owner.get("metadata", {}).get("annotations", {})
-    return annotated
-
-
 def test_cores_of_a_pod_of_the_job_set_are_all_used() -> None:
     """A host of 2 × 56 cores without those of kubelet, two of each socket."""
-    job = YAML(typ="safe").load((RECIPES / "jobset.yaml").read_text())
+    job = read_job("jobset.yaml")
     [replicated] = job["spec"]["replicatedJobs"]
     [ranks] = replicated["template"]["spec"]["template"]["spec"]["containers"]
     resources = ranks["resources"]
@@ -485,7 +464,7 @@ def test_pods_are_restricted_but_for_what_the_recipe_says_to_delete(name: str) -
 
 @pytest.mark.slow
 def test_mpi_job_of_kubernetes_is_consistent() -> None:
-    job = YAML(typ="safe").load((RECIPES / "mpijob.yaml").read_text())
+    job = read_job("mpijob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     spec = job["spec"]
     launcher, worker = (spec["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
@@ -506,5 +485,5 @@ def test_mpi_job_of_kubernetes_is_consistent() -> None:
     }
     mounted = {mount["mountPath"] for mount in waiter["volumeMounts"]}
     assert {item.partition("=")[2] for item in arguments if ".root=" in item} <= mounted
-    done = run_program(sys.executable, *arguments, "--dry-run")
+    done = run_program(sys.executable, "-m", "retinanet", *arguments, "--dry-run")
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from launch.mpirun import identify
 from tests.launch.ranks import MPIRUN, ended
-from tests.launch.two_hosts import ADDRESSES, TwoHosts, two_hosts
+from tests.launch.two_hosts import REPOSITORY, TwoHosts, two_hosts
 from tests.support.commands import start_program
 from tests.support.processes import processes_with, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
@@ -37,6 +37,7 @@ MPI.Finalize()
 time.sleep(1 - rank)
 """
 
+PROGRAM = str(Path(__file__).with_name("group_program.py"))
 PORT = "29500"  # Free in the network of each host
 STEPS = 2
 SETTINGS = [
@@ -62,22 +63,15 @@ def start_on_both(
     hosts: TwoHosts, *arguments: str, ranks: int = 2, mpirun: Path = MPIRUN
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch", "run", "--np", str(ranks), "--hosts", "left,right"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return hosts.start_on_left(
-        [*command, "--mpirun", str(mpirun), "--", *arguments], environment=os.environ
+        [*command, "--mpirun", str(mpirun), "--", *arguments], environment=environment
     )
 
 
 def start_on_one(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launch", "run", "--np", str(ranks), "--mpirun", str(MPIRUN)]
     return start_program(*command, "--", *arguments, start_new_session=True)
-
-
-def test_hosts_have_separate_networks_and_reach_each_other(hosts: TwoHosts) -> None:
-    looks = ["sh", "-c", "hostname; ip -brief -4 address show dev eth0; getent hosts right"]
-    done = ended(hosts.start_on_left(looks, environment=os.environ), timeout=10)
-    name, interface, other = done.output.splitlines()
-    assert name == "left" and ADDRESSES[0] in interface, done.errors
-    assert other.startswith(ADDRESSES[1])
 
 
 def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) -> None:
@@ -255,27 +249,22 @@ def test_compute_groups_survive_the_loss_of_a_host(
 def test_killed_rank_is_named_although_mpi_ends_the_job(
     debian_hosts: TwoHosts, tmp_path: Path, victim: int, mpirun: Path
 ) -> None:
-    run = tmp_path / "killed"
-    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", f"run.name={run.name}"]
-    train += ["training.epochs=1000", "training.max_steps=1000", "data.workers=0"]
-    job = start_on_both(debian_hosts, *train, mpirun=mpirun)
-    wait_for_steps(run, job, count=2)
-    os.kill(processes_of_ranks(run.name)[victim], signal.SIGKILL)
-    done = ended(job)
+    case, mark = f"killed in an exchange of mpi: {victim}", f"mark={tmp_path}"
+    done = ended(start_on_both(debian_hosts, PROGRAM, case, "60", mark, mpirun=mpirun))
     assert done.code not in (0, 75)
     name = ("left", "right")[victim]
     assert f"error: rank {victim} on {name} ended without a message" in done.errors, done.errors
-    wait_until_gone(f"run.name={run.name}")
+    wait_until_gone(mark)
 
 
 @pytest.mark.slow
 def test_error_on_two_ranks_of_each_host_ends_all_with_its_status(
-    debian_hosts: TwoHosts, tmp_path: Path, mpirun: Path
+    debian_hosts: TwoHosts, mpirun: Path
 ) -> None:
-    train = ["train.py", *SETTINGS, f"run.root={tmp_path}", "launch.pin=false", "model.norm=frozen"]
-    done = ended(start_on_both(debian_hosts, *train, ranks=4, mpirun=mpirun))
+    error = (PROGRAM, "input of all", "60")
+    done = ended(start_on_both(debian_hosts, *error, ranks=4, mpirun=mpirun))
     assert done.code == 2, done.errors
-    assert done.errors.count("error: model.norm: frozen needs pretrained weights") == 1
+    assert done.errors.count("error: a.json: field: wrong") == 1
 
 
 @pytest.mark.exhaustive

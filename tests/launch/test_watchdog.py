@@ -200,7 +200,7 @@ def test_supervisor_and_rank_end_after_their_launcher() -> None:
     wait_until_ended([supervisor, rank])
 
 
-@pytest.mark.whole_machine
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["alone"]])
 def test_supervisor_hides_a_killed_rank_from_mpirun(arguments: list[str], tmp_path: Path) -> None:
     """MPICH's mpirun ends all ranks if one ends without finalizing MPI."""

@@ -47,18 +47,21 @@ def test_list_run_and_report(run_here: RunHere, tmp_path: Path) -> None:
     after = ablate(run_here, "list", *options).stdout
     assert after.count(" yes ") == before.stdout.count(" yes ") + 1
 
-    report = ablate(run_here, "report", *options, "--again", tmp_path)
+    (tmp_path / "ablations.html").write_text("mine")
+    again = ("report", *options, "--again", tmp_path)
+    refused = ablate(run_here, *again)
+    assert refused.returncode == 2
+    assert "ablations.html: exists; give --overwrite" in refused.stderr
+    assert (tmp_path / "ablations.html").read_text() == "mine"
+    report = ablate(run_here, *again, "--overwrite")
     assert report.returncode == 0, report.stderr
+    assert (tmp_path / "ablations.html").read_text() != "mine"
     assert "4 of 4 conclusions" in report.stdout
     with Image.open(tmp_path / "pictures" / "convergence.png") as picture:
         assert picture.width > 800 and len(picture.getcolors() or ()) > 5
     page = (tmp_path / "ablations.md").read_text()
     sizes = "epochs at batch size 2048 over epochs at batch size 256"
     assert f"| convergence | reference: {sizes} | 1.97× |" in page
-    refused = ablate(run_here, "report", *options)
-    assert refused.returncode == 2
-    assert "ablations.html: exists; give --overwrite" in refused.stderr
-    assert ablate(run_here, "report", *options, "--overwrite").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Recipes of ablations: equal mathematics, and the parts of a step."""
 
 import time
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from retinanet.training.build import build_model
 SMALL = Workload(images=1, image_size=64, classes=5)
 
 
+@cache
 def blocks_gradients(unit: str) -> tuple[Tensor, list[Tensor]]:
     """Return the outputs of the last stage by a unit, and the gradients of its weights."""
     torch.manual_seed(0)

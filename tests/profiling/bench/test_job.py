@@ -108,20 +108,23 @@ def make_step(number: int) -> StepResult:
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_rank_times_steps_after_the_warm_up(alternate: bool) -> None:
-    exchange: Any = FakeExchange()
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_rank_times_steps_after_the_warm_up(alternate: bool, is_alone: bool) -> None:
+    exchange: Any = None if is_alone else FakeExchange()
     held_back: list[bool] = []
 
     def steps() -> Iterator[StepResult]:
         for number in range(1, 100):
-            held_back.append(exchange.is_held_back)
+            held_back.append(not is_alone and exchange.is_held_back)
             yield make_step(number)
 
     messages: list[Any] = []
     times = replace(JOB, warm_up=2, alternate=alternate)
     result = time_steps(steps(), times, exchange, group=ProcessGroup(), report=messages.append)
-    assert result.seconds == ([3.0, 5.0] if alternate else [3.0, 4.0])
-    assert result.held_back_seconds == ([4.0, 6.0] if alternate else [])
-    assert held_back == [False, False, False, True, False, True][: len(messages)] or not alternate
-    assert messages == [{"step": number + 1} for number in range(6 if alternate else 4)]
-    assert (result.images, result.way, result.data_seconds) == (4, "gloo", [0.5, 0.5])
+    alternates = alternate and not is_alone
+    assert result.seconds == ([3.0, 5.0] if alternates else [3.0, 4.0])
+    assert result.held_back_seconds == ([4.0, 6.0] if alternates else [])
+    assert held_back == [False, False, False, alternates, False, alternates][: len(messages)]
+    assert messages == [{"step": number + 1} for number in range(6 if alternates else 4)]
+    assert (result.images, result.data_seconds) == (4, [0.5, 0.5])
+    assert is_alone or result.way == "gloo"

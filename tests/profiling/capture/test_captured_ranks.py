@@ -13,12 +13,13 @@ from tests.profiling.capture.training_runs import (
     run_settings,
 )
 
-pytestmark = pytest.mark.whole_machine
+pytestmark = pytest.mark.slow
 
 
 def test_every_rank_writes_a_log_and_a_trace(tmp_path: Path) -> None:
     hooks = ("profile.onednn.steps=1-2", "profile.trace.steps=2", "training.batch_size=1")
-    job = run_ranks(2, "train.py", *run_settings(tmp_path, "two", *hooks, "training.max_steps=2"))
+    one_core = ("launch.pin=false", "launch.threads=1", "training.max_steps=2")
+    job = run_ranks(2, "train.py", *run_settings(tmp_path, "two", *hooks, *one_core))
     assert (job.code, job.errors) == (0, "")
     assert "_verbose" not in job.output
     logs = [tmp_path / "two" / "onednn" / f"rank{rank}.log" for rank in (0, 1)]
@@ -34,5 +35,4 @@ def test_every_rank_writes_a_log_and_a_trace(tmp_path: Path) -> None:
         assert {"step 2", "phase: loss", "module: head.regression_head.bbox_reg"} <= names
     both = read_logs(logs)
     assert both.ranks == [0, 1]
-    assert both.facts[0]["cpus"] != both.facts[1]["cpus"]
     assert f"{logs[0]}, steps 1-2, one for each of 2 ranks\n" in job.output

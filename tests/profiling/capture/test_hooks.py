@@ -4,6 +4,8 @@ import errno
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from launch.process_group import ProcessGroup
 from profiling.capture.backends import CountHook, OneDnnHook, ProfilerHook, TraceHook
-from profiling.capture.hooks import Capture, capturing, create_hooks, images_a_step
+from profiling.capture.hooks import (
+    Capture,
+    capturing,
+    collect_run_facts,
+    create_hooks,
+    images_a_step,
+)
 from profiling.trace.trace import read_trace
 from retinanet.config_file import load_config
 from retinanet.engine.engines import PreparedTraining
@@ -203,6 +211,18 @@ def test_missing_perf_is_noted_before_the_steps(
     [note] = Capture(hooks).notes(range(1, 9))
     assert note.startswith("profile.perf: perf is not installed")
     assert not any(tmp_path.iterdir())
+
+
+def test_facts_are_those_of_the_rank(small: PreparedTraining) -> None:
+    share = SimpleNamespace(cpus=(4, 5), nodes=(1,))
+    place: Any = SimpleNamespace(
+        pinned=SimpleNamespace(share=share, enabled=True),
+        ranks=SimpleNamespace(local_rank=1, local_size=2),
+    )
+    group = ProcessGroup(rank=3, size=4, hosts=("a", "a", "b", "b"))
+    facts = collect_run_facts(small, config=load_config("demo.yaml"), place=place, group=group)
+    assert {"cpus": "4-5", "memory_nodes": "1", "host": "b"}.items() <= facts.items()
+    assert [facts[name] for name in ("rank", "local_rank", "local_ranks")] == [3, 1, 2]
 
 
 @pytest.mark.parametrize(

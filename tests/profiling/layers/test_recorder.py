@@ -45,11 +45,11 @@ def small() -> Watched:
 
 @pytest.fixture(scope="module")
 def retinanet() -> Iterator[TimedModel]:
-    yield timed_model(subject("retinanet", precision="bf16"), onednn=True)
+    yield timed_model(subject("retinanet", batch=1, precision="bf16"), onednn=True)
 
 
-def subject(model: str, *, precision: str = "float32") -> Subject:
-    return Subject(model=model, batch=2, image_size=64, precision=precision, device="cpu")
+def subject(model: str, *, batch: int = 2, precision: str = "float32") -> Subject:
+    return Subject(model=model, batch=batch, image_size=64, precision=precision, device="cpu")
 
 
 def gradients(timed: TimedModel) -> dict[str, torch.Tensor]:

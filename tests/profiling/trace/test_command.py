@@ -35,10 +35,19 @@ def table_cells(output: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_real_trace_becomes_tables_and_charts(tmp_path: Path, run_here: RunHere) -> None:
+def test_real_trace_becomes_tables_and_charts_without_torch(
+    tmp_path: Path, run_here: RunHere
+) -> None:
     trace = traced(tmp_path / "rank0.json.gz", marks=True)
     out, numbers = tmp_path / "out", tmp_path / "numbers.json"
-    done = run_here(main, "trace", trace.file, "--out", out, "--json", numbers, "--top", "3")
+    arguments = ("trace", trace.file, "--out", out, "--json", numbers, "--top", "3")
+    out.mkdir()
+    (out / "split.svg").write_text("existing")
+    refused = run_here(main, *arguments)
+    assert refused.returncode == 2
+    assert f"{out / 'split.svg'}: exists; give --overwrite" in refused.stderr
+    assert [entry.name for entry in out.iterdir()] == ["split.svg"]
+    done = run_program(sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments), "--overwrite")
     assert done.returncode == 0, done.stderr
     assert "steps 20, 21: " in done.stdout and "the 3 costliest of " in done.stdout
     content = json.loads(numbers.read_text())
@@ -102,22 +111,6 @@ def test_onednn_log_of_the_same_trace(tmp_path: Path, run_here: RunHere) -> None
     content = json.loads(numbers.read_text())["onednn_log"]
     assert content["share"] == pytest.approx(0.5) and len(content["kinds_ms"]) == 10
     assert "50.0%" in done.stdout.splitlines()[-2]
-
-
-@pytest.mark.slow
-def test_trace_needs_no_torch_and_protects_files(tmp_path: Path, run_here: RunHere) -> None:
-    file, out = write(tmp_path / "trace.json", *STEP), tmp_path / "out"
-    out.mkdir()
-    (out / "split.svg").write_text("existing")
-    refused = run_here(main, "trace", file, "--out", out)
-    assert refused.returncode == 2
-    assert f"{out / 'split.svg'}: exists; give --overwrite" in refused.stderr
-    assert [entry.name for entry in out.iterdir()] == ["split.svg"]
-    arguments = ("trace", str(file), "--out", str(out), "--overwrite")
-    done = run_program(sys.executable, "-c", WITHOUT_TORCH, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert (out / "timeline.png").exists()
-    assert (out / "split.svg").read_text() != "existing"
 
 
 @pytest.mark.parametrize(

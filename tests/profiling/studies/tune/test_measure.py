@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import BAD_INPUT, InputError
+from launch.__main__ import main
 from launch.mpirun import choose_mpirun
 from launch.placement import fitting_shapes
 from launch.shares import CoreRequest
@@ -47,7 +48,7 @@ from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts
 from tests.profiling.studies.tune.samples import NETWORK, measurements
-from tests.support.commands import run_program
+from tests.support.commands import RunHere, run_program
 from tests.support.fast_precision import FAST_PRECISION
 
 QUIET = Console(quiet=True)
@@ -162,11 +163,8 @@ def test_steps_of_each_shape_are_measured_without_their_exchange(tmp_path: Path)
 
 
 @pytest.mark.whole_machine
-@pytest.mark.parametrize("compress", ["none", "bf16"])
-def test_exchange_is_timed_by_the_way_of_the_trainer(compress: str) -> None:
-    config = load_config(
-        "demo.yaml", ["distributed.backend=mpi", f"distributed.compress={compress}"]
-    )
+def test_exchange_is_timed_by_the_way_of_the_trainer() -> None:
+    config = load_config("demo.yaml", ["distributed.backend=mpi", "distributed.compress=bf16"])
     result = measure_exchanges(
         sizes=(2**12, 2**25), ranks=2, config=config, mpirun=choose_mpirun(MPIRUN)
     )
@@ -249,7 +247,9 @@ def limit(hosts: TwoHosts) -> None:
 
 
 @pytest.mark.whole_machine
-def test_bandwidth_is_measured_stored_and_used(debian_hosts: TwoHosts, plan: Path) -> None:
+def test_bandwidth_is_measured_stored_and_used(
+    debian_hosts: TwoHosts, plan: Path, run_here: RunHere
+) -> None:
     limit(debian_hosts)
     done = tune_on_left(debian_hosts, plan, "--hosts", "64", "--measure-hosts", "left,right")
     assert done.code == 0, done.errors
@@ -264,11 +264,12 @@ def test_bandwidth_is_measured_stored_and_used(debian_hosts: TwoHosts, plan: Pat
     fitted = fit_network(stored.between_hosts.exchanges, exchange=one_rank, source="")
     assert 0.5 * BYTES_PER_SECOND < fitted.bandwidth < 1.2 * BYTES_PER_SECOND
 
-    again = tune_on_left(debian_hosts, plan, "--hosts", "64")
-    assert again.code == 0, again.errors
-    assert again.output == done.output.replace("exchanges of gradients between left, right …\n", "")
-    given = tune_on_left(debian_hosts, plan, "--hosts", "64", "--network", "25Gbit/s,20us")
-    assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.output
+    tune = ("tune", "--plan", plan, "--mpirun", MPIRUN, "--hosts", "64")
+    again = run_here(main, *tune)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.output.replace("exchanges of gradients between left, right …\n", "")
+    given = run_here(main, *tune, "--network", "25Gbit/s,20us")
+    assert "network: 25 Gbit/s per host, latency 20 µs (given" in given.stdout
 
 
 @pytest.mark.exhaustive
