@@ -315,6 +315,8 @@ def joined(
     wait = Wait("the other ranks to end MPI", advice=CONNECTIONS_ADVICE)
     with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
         finalize_mpi()
+    # Python resets its handlers before the process ends, and the others may have ended by now.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def join(

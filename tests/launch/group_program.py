@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common.cli import run_command
 from common.errors import InputError, NonFiniteLossError
+from retinanet.training.signals import hold_signal
 from tests.support.rank_programs import enter_test_rank
 
 LONG = 100.0
@@ -113,8 +114,12 @@ def main() -> int:
     }
     if case.startswith("killed in an exchange of mpi"):
         cases[case] = killed_in_mpi
+    hold_signal()  # as train.py does
     with joined(place, timeout_s=timeout_s) as group:
-        return cases.get(case, exchange)(group)
+        status = cases.get(case, exchange)(group)
+    # Python's own handlers end before the process: then mpirun's SIGUSR1 would kill this rank.
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    return status
 
 
 if __name__ == "__main__":
