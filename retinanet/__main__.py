@@ -8,7 +8,6 @@ from typing import Any
 
 from common.cli import (
     add_commands,
-    is_console_script,
     load_function,
     run_command,
     run_parsed,
@@ -65,30 +64,30 @@ COMMANDS = {name: entry for chapter in CHAPTERS.values() for name, entry in chap
 
 EXAMPLES = """\
 examples:
-  {prog} train                                            # synthetic data, minutes
-  {prog} train --config coco.yaml data.root=/data/coco    # COCO 2017
-  {prog} predict --checkpoint runs/demo photo.jpg
+  retinanet train                                            # synthetic data, minutes
+  retinanet train --config coco.yaml data.root=/data/coco    # COCO 2017
+  retinanet predict --checkpoint runs/demo photo.jpg
 
-{prog} COMMAND --help describes a command, and has more examples."""
+retinanet COMMAND --help describes a command, and has more examples."""
 
 
 def main() -> int:
     """Run the command of the command line; return the exit code."""
-    prog, words = PROGRAM if is_console_script() else "retinanet", sys.argv[1:]
+    words = sys.argv[1:]
     if words[:1] == ["train"]:
         # A training parses its options itself: errors are printed by rank 0 only.
-        code: int = load_function("train:main")(prog=f"{prog} train", words=words[1:])
+        code: int = load_function("train:main")(prog=f"{PROGRAM} train", words=words[1:])
         return code
-    return run_parsed(make_parser(prog, words))
+    return run_parsed(make_parser(words))
 
 
-def make_parser(prog: str, words: Sequence[str] | None) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str] | None) -> argparse.ArgumentParser:
     """Return the parser; without `words` all commands have their options, see `add_commands`."""
     parser = argparse.ArgumentParser(
-        prog=prog,
+        prog=PROGRAM,
         usage="%(prog)s [-h] [--version] COMMAND …",
         description=f"{__doc__}\n\n{list_commands()}",
-        epilog=EXAMPLES.format(prog=prog),
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -101,7 +100,7 @@ def make_parser(prog: str, words: Sequence[str] | None) -> argparse.ArgumentPars
     )
     # The description has the list, by chapter. shtab leaves out what --help does.
     shown = None if words is None else argparse.SUPPRESS
-    add_commands(parser, COMMANDS, words, prog=prog, help=shown)
+    add_commands(parser, COMMANDS, words, prog=PROGRAM, help=shown)
     return parser
 
 

@@ -18,7 +18,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from common.cli import add_command
 from common.errors import FINISHED
 from common.options import argument
-from common.program import PROGRAM
 from retinanet.__main__ import make_parser
 from retinanet.commands import Commands
 from retinanet.config_file import SHIPPED, all_settings
@@ -87,7 +86,7 @@ complete -o bashdefault -F _retinanet retinanet
 
 def completion_script(shell: str) -> str:
     """Return the script that completes the console script in bash, zsh or fish."""
-    parser = make_parser(PROGRAM, None)
+    parser = make_parser(None)
     for command in with_subcommands(parser):
         for action in command._actions:
             if function := FUNCTIONS.get(action.dest):
