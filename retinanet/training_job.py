@@ -5,6 +5,7 @@ and because a notebook should survive whatever happens to a training.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -135,7 +136,12 @@ def train_until(
         interrupted_by_sigterm(),
         TrainingJob(run, [*options, *folder], log=log, launcher=launcher) as job,
     ):
-        is_stopped = any(is_enough(record) for record in job.follow())
+        try:
+            is_stopped = any(is_enough(record) for record in job.follow())
+        except KeyboardInterrupt:
+            note = f"{run}: stopping; the training finishes its step and writes a checkpoint"
+            print(note, file=sys.stderr, flush=True)
+            raise
     job.raise_failure()
     if not (is_stopped or job.is_finished):
         raise KeyboardInterrupt

@@ -37,13 +37,13 @@ class MeasuredJob:
 
     ranks: int
     hosts: Hosts = ()  # See `mpirun_command`
-    config: str = "demo.yaml"
+    config: str
     overrides: tuple[str, ...]
-    warm_up: int = 0
-    steps: int = 0  # Counted ones, after the warm-up
-    alternate: bool = False
+    warm_up: int
+    steps: int  # Counted ones, after the warm-up
+    alternate: bool
     """Whether each counted step is followed by one without gradient exchange."""
-    scenes: Path = Path("scenes")  # Folder for synthetic data
+    scenes: Path  # Folder for synthetic data
     own_model: bool = False  # Whether the configuration's model trains, and not MLPerf's
     exchanges: tuple[int, ...] = ()
     """Numbers of gradients whose exchange is timed, all at once, in place of steps."""
@@ -197,7 +197,12 @@ def measure_exchanges(
     job = MeasuredJob(
         ranks=ranks,
         hosts=hosts,
+        config="demo.yaml",
         overrides=tuple(overrides),
+        warm_up=0,
+        steps=0,
+        alternate=False,
+        scenes=Path(),
         exchanges=tuple(size // sent for size in sizes),
     )
     measured = run_ranks(job, mpirun=mpirun, print_line=print_line)

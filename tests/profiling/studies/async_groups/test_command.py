@@ -97,6 +97,7 @@ def test_ctrl_c_stops_the_training_after_a_checkpoint(tmp_path: Path) -> None:
     started.send_signal(signal.SIGINT)
     _, errors = started.communicate(timeout=60)
     assert started.returncode == 130 and "Traceback" not in errors
+    assert "stopping; the training finishes its step" in errors
     wait_until_gone(f"run.root={tmp_path}")
     assert (tmp_path / "cold-start" / "checkpoints" / "last").exists()
 

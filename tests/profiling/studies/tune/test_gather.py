@@ -157,6 +157,7 @@ def test_real_probe_run_resumes_from_its_checkpoint(probed_plan: Path, tmp_path:
     process = start("--plan", probed_plan, *probes)
     stopped = interrupted(process, when=lambda: len(step_numbers(run)) >= 2)
     assert stopped.code == INTERRUPTED, stopped.errors
+    assert "stopping; the training finishes its step" in stopped.errors
     assert " ".join(stopped.output.split()).endswith(
         f"stopped: {run.parent} has the trainings; repeat the command to continue"
     )
