@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, positive
+from rich.console import Console
+
+from common.cli import add_command, numbers, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import write_json
@@ -17,6 +19,7 @@ from profiling.bench.benchmarks import (
     LOSS,
     OPTIMIZER,
     STEP,
+    SUBJECT,
     counterpart_findings,
 )
 from profiling.bench.interpreters import (
@@ -28,6 +31,7 @@ from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmar
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import Benchmark, measure
 from profiling.bench.single import SINGLE_BENCHMARKS
+from profiling.bench.threads import measure_by_threads, print_by_threads, threads_json
 from profiling.bench.variant import (
     STANDARD,
     Variant,
@@ -54,6 +58,7 @@ examples:
   retinanet profile bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
   retinanet profile bench step --contestants torch,torchvision-tuned --beside-load
   retinanet profile bench step --contestants torch --against .venv-old/bin/python
+  retinanet profile bench step --threads 1,2,4,8,16           # which kernel does not scale, minutes
   retinanet profile bench loss
   retinanet profile bench optimizer
   retinanet profile bench evaluate
@@ -130,6 +135,13 @@ class BenchOptions:
     beside_load: bool = flag(
         "also measure while another process keeps one core busy (each core in turn); `step` only"
     )
+    threads: tuple[int, ...] | None = option(
+        "numbers of compute threads, one thread per core: the step, each of its kernels and the "
+        "machine's rates with each number; `step` only, by default of the contestant torch",
+        default=None,
+        parse=numbers,
+        metavar="A,B",
+    )
     json: Path | None = json_option()
 
 
@@ -137,9 +149,12 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
     if options.beside_load and not benchmark.beside_load:
         raise InputError(f"--beside-load: `bench {benchmark.name}` is not measured so; omit it")
+    if options.threads is not None and benchmark is not STEP:
+        raise InputError(f"--threads: `bench {benchmark.name}` is not measured so; omit it")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
-    chosen = choose(benchmark.variants, options.contestants)
+    names = options.contestants or (options.threads and SUBJECT)
+    chosen = choose(benchmark.variants, names or None)
     chosen = usable(chosen, print_line, are_named=options.contestants not in (None, "all"))
     if not chosen:
         raise InputError("--contestants: none of them can run here; name others")
@@ -150,6 +165,8 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     workload = Workload(
         images=options.images, image_size=options.image_size, classes=options.classes
     )
+    if options.threads is not None:
+        return bench_threads(benchmark, chosen, workload, options, console=console)
     results = measure(
         benchmark,
         chosen,
@@ -165,6 +182,35 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     print_results(results, content["contestants"], findings)
     if options.json is not None:
         write_json(options.json, content)
+    return FINISHED
+
+
+def bench_threads(
+    benchmark: Benchmark,
+    chosen: Sequence[Variant],
+    workload: Workload,
+    options: BenchOptions,
+    *,
+    console: Console,
+) -> int:
+    """Run a benchmark by threads, print it and write it; return the exit code."""
+    assert options.threads is not None
+    if options.against is not None or options.beside_load:
+        other = "--beside-load" if options.beside_load else "--against"
+        raise InputError(f"--threads: not measured with {other}; omit one of them")
+    measured = measure_by_threads(
+        benchmark,
+        chosen,
+        workload,
+        options.threads,
+        rounds=options.rounds,
+        warm_up=options.warm_up,
+        where=options.where,
+        console=console,
+    )
+    print_by_threads(measured)
+    if options.json is not None:
+        write_json(options.json, threads_json(measured, benchmark=benchmark.name))
     return FINISHED
 
 

@@ -241,7 +241,9 @@ class Benchmark:
 
 
 CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product
-CEILING_RECIPE = f"{RECIPES}.{CEILING}"
+CEILING_RECIPE, MACHINE_RECIPE = f"{RECIPES}.{CEILING}", f"{RECIPES}.machine"
+LIMITS = (CEILING_RECIPE, MACHINE_RECIPE)
+"""Recipes that measure what a step is compared with, and take none."""
 
 
 def measure(
@@ -287,7 +289,7 @@ def measure(
 
         # Last of all: what watches a run also slows it down.
         onednn = variants if benchmark.uses_onednn else ()
-        convolving = [variant for variant in onednn if variant.recipe != CEILING_RECIPE]
+        convolving = [variant for variant in onednn if variant.recipe not in LIMITS]
         primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
         moved = answers("bytes", convolving if benchmark.counts_bytes else ())
         operators = answers("operators", variants if where else ())
