@@ -29,7 +29,7 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, measure
+from profiling.bench.results import LIMITS, Benchmark, measure
 from profiling.bench.single import SINGLE_BENCHMARKS
 from profiling.bench.threads import measure_by_threads, print_by_threads, threads_json
 from profiling.bench.variant import (
@@ -45,6 +45,10 @@ ABOUT = """\
 Each contestant has its own process with its own memory policy. Contestants run one at a time, in
 turn (A B C A B C), so that a temporary slowdown of the machine affects all of them. Ratios are
 computed in each round, and the median is reported. Run it on an otherwise idle machine.
+
+With --threads, a step is measured with several numbers of threads, each bound to a core of its own:
+first one on each physical core, which is found by measurement, then the hyperthreads. A table shows
+which kernel does not scale, beside the machine's matrix products and memory bandwidth.
 
 With --against, each contestant also runs in another environment, such as one with another torch,
 in the same rounds. Contestants with IPEX run in the environment of `make ipex`."""
@@ -147,14 +151,19 @@ class BenchOptions:
 
 def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
-    if options.beside_load and not benchmark.beside_load:
-        raise InputError(f"--beside-load: `bench {benchmark.name}` is not measured so; omit it")
-    if options.threads is not None and benchmark is not STEP:
-        raise InputError(f"--threads: `bench {benchmark.name}` is not measured so; omit it")
+    for name, is_given, is_possible in (
+        ("--beside-load", options.beside_load, benchmark.beside_load),
+        ("--threads", options.threads, benchmark.by_threads),
+    ):
+        if is_given and not is_possible:
+            raise InputError(f"{name}: `bench {benchmark.name}` is not measured so; omit it")
+    if options.threads and (options.beside_load or options.against):
+        also = "--beside-load" if options.beside_load else "--against"
+        raise InputError(f"--threads, {also}: not measured together; omit one of them")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
-    names = options.contestants or (options.threads and SUBJECT)
-    chosen = choose(benchmark.variants, names or None)
+    by_default = SUBJECT if options.threads else None
+    chosen = choose(benchmark.variants, options.contestants or by_default)
     chosen = usable(chosen, print_line, are_named=options.contestants not in (None, "all"))
     if not chosen:
         raise InputError("--contestants: none of them can run here; name others")
@@ -193,14 +202,14 @@ def bench_threads(
     *,
     console: Console,
 ) -> int:
-    """Run a benchmark by threads, print it and write it; return the exit code."""
+    """Run the contestants that take a step by threads; print and write; return the exit code."""
     assert options.threads is not None
-    if options.against is not None or options.beside_load:
-        other = "--beside-load" if options.beside_load else "--against"
-        raise InputError(f"--threads: not measured with {other}; omit one of them")
+    steps = [variant for variant in chosen if variant.recipe not in LIMITS]
+    if not steps:
+        raise InputError(f"--contestants: {chosen[0].name} takes no step; name others")
     measured = measure_by_threads(
         benchmark,
-        chosen,
+        steps,
         workload,
         options.threads,
         rounds=options.rounds,

@@ -51,17 +51,26 @@ class Cores:
         """The physical cores that the kernel reports."""
         return tuple(core for socket in list_sockets(self.topology) for core in socket.cores)
 
+    @property
+    def in_order(self) -> list[int]:
+        """All CPUs, first one of each core; a sibling by /sys alone does not come first either."""
+        place: dict[int, int] = {}
+        for core in (*self.cores, *self.reported):
+            place |= {cpu: max(at, place.get(cpu, 0)) for at, cpu in enumerate(core)}
+        return sorted(place, key=lambda cpu: (place[cpu], cpu))
+
     def share(self, threads: int) -> Share:
-        """Return a CPU for each thread: one of each core first, then the others."""
+        """Return a CPU for each thread, the first ones in order."""
         if self.not_measured:
             return choose_cores(threads=threads)
         by_number = {cpu.cpu: cpu for cpu in self.topology.cpus}
-        chosen = [by_number[number] for number in fill(self.cores)[:threads]]
+        chosen = [by_number[number] for number in self.in_order[:threads]]
         return make_share(chosen, threads=threads, floating=False)
 
     def count(self, threads: int) -> int:
         """Return how many physical cores that many threads use."""
-        return min(threads, len(self.cores))
+        used = set(self.in_order[:threads])
+        return sum(not used.isdisjoint(core) for core in self.cores)
 
     def __str__(self) -> str:
         virtual = counted(len(self.topology.cpus), "virtual core")
@@ -83,15 +92,10 @@ class Cores:
             "physical_by_sys": len(self.reported),
             "cores": self.cores,
             "cores_by_sys": self.reported,
+            "cpus_in_order": self.in_order,
             "rate_kept_by_pair": {f"{a}+{b}": share for (a, b), share in self.kept.items()},
             "not_measured": self.not_measured,
         }
-
-
-def fill(cores: Sequence[Core]) -> list[int]:
-    """Return all CPUs: the first of each core, then the second of each, and so on."""
-    most = max(map(len, cores), default=0)
-    return [core[place] for place in range(most) for core in cores if len(core) > place]
 
 
 def find_cores(*, threads: int, advance: Advance) -> Cores:

@@ -238,6 +238,7 @@ class Benchmark:
     """Whether the bytes that its operators move are counted, in a run of its own."""
     beside_load: bool = False
     """Whether it can also be measured beside a process that keeps one core busy."""
+    by_threads: bool = False  # Whether it can be measured with several numbers of threads
 
 
 CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product

@@ -18,14 +18,7 @@ from common.machine import processor_name
 from common.wording import counted
 from profiling.bench.physical_cores import Cores, find_cores
 from profiling.bench.report import PIPE_WIDTH, as_json, where_table
-from profiling.bench.results import (
-    LIMITS,
-    MACHINE_RECIPE,
-    Benchmark,
-    Results,
-    disturbance,
-    measure,
-)
+from profiling.bench.results import MACHINE_RECIPE, Benchmark, Results, disturbance, measure
 from profiling.bench.variant import Variant, Workload
 
 MACHINE = "machine"
@@ -117,7 +110,7 @@ class ByThreads:
             row("outside kernels", {n: steps[n] - in_all[n] for n in self.threads}),
             row("step", steps),
         ]
-        for rate, what in RATES.items():
+        for rate, what in RATES.items() if others else ():
             times = {n: 1 / r if (r := self.rates(n).get(rate)) else None for n in self.threads}
             if all(times.values()):
                 of_rate = row(f"the machine's {what}", times)
@@ -176,18 +169,17 @@ def measure_by_threads(
     """
     with progress(console, "finding physical cores, rounds", total=None) as advance:
         cores = find_cores(threads=max(threads), advance=advance)
-    steps = [variant for variant in contestants if variant.recipe not in LIMITS]
     results = measure(
         # The same bytes are moved by any number of threads.
         replace(benchmark, counts_bytes=False),
-        variants_by_threads(steps, threads, cores),
+        variants_by_threads(contestants, threads, cores),
         workload,
         rounds,
         warm_up,
         console=console,
         where=where,
     )
-    names = [variant.name for variant in steps]
+    names = [variant.name for variant in contestants]
     return ByThreads(contestants=names, threads=threads, cores=cores, results=results)
 
 
