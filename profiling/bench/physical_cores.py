@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from common.console import Advance
-from common.errors import InputError
+from common.errors import InputError, WorkerDiedError
 from common.processes import Answering, JsonWorker, serve
 from common.wording import counted, listed
 from launch.limits import read_allowance
@@ -119,8 +119,10 @@ def find_cores(*, threads: int, advance: Advance) -> Cores:
         choose_cores(threads=threads)  # Refuses more than the quota keeps busy
         reason = f"under the CPU quota of {allowance.quota:g} threads are not bound to cores"
         return Cores(topology=topology, cores=reported, kept={}, not_measured=reason)
-    rates = measure_rates(cpus, advance=advance)
-    kept = find_pairs(rates)
+    try:
+        kept = find_pairs(measure_rates(cpus, advance=advance))
+    except WorkerDiedError as error:
+        return Cores(topology=topology, cores=reported, kept={}, not_measured=str(error))
     second = {first: (other,) for first, other in kept}
     others = {other for _, other in kept}
     cores = tuple((cpu, *second.get(cpu, ())) for cpu in cpus if cpu not in others)
@@ -208,6 +210,11 @@ def rates_together(*, cpus: Sequence[int], seconds: float) -> dict[int, float]:
 
     import torch  # noqa: PLC0415
 
+    # Tried before: a thread that cannot be bound would keep the others waiting at the barrier.
+    allowed = os.sched_getaffinity(0)
+    for cpu in cpus:
+        os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, allowed)
     together = threading.Barrier(len(cpus))
     left, right = torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
 

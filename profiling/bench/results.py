@@ -293,7 +293,8 @@ def measure(
         convolving = [variant for variant in onednn if variant.recipe not in LIMITS]
         primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
         moved = answers("bytes", convolving if benchmark.counts_bytes else ())
-        operators = answers("operators", variants if where else ())
+        with_operators = [each for each in variants if where and each.recipe != MACHINE_RECIPE]
+        operators = answers("operators", with_operators)
     return Results(
         workload=workload,
         variants=variants,

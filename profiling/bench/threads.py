@@ -113,17 +113,16 @@ class ByThreads:
         for rate, what in RATES.items() if others else ():
             times = {n: 1 / r if (r := self.rates(n).get(rate)) else None for n in self.threads}
             if all(times.values()):
-                of_rate = row(f"the machine's {what}", times)
+                of_rate = row(f"machine: {what}", times)
                 totals.append([of_rate[0], *(None for _ in times), *of_rate[1 + len(times) :]])
         columns = [
             text_column("kernel"),
-            *(Column(f"ms,\n{counted(n, 'thread')}", ",.2f", name=f"ms_{n}")
-              for n in self.threads),
-            *(Column(f"scaling,\n{counted(n, 'thread')}", ".0%", name=f"scaling_{n}")
-              for n in others),
-        ]  # fmt: skip
+            *(Column(f"ms\n{n}", ",.2f", name=f"ms_{n}") for n in self.threads),
+            *(Column(f"scaling\n{n}", ".0%", name=f"scaling_{n}") for n in others),
+        ]
         rows = [row(kernel, {n: seconds[n].get(kernel) for n in self.threads}) for kernel in names]
-        return Table(f"{name}: a step by kernel", columns, rows, totals=totals)
+        title = f"{name}: a step by kernel, and how each scales with the number of threads"
+        return Table(title, columns, rows, totals=totals)
 
     def scaling(self, first: float | None, seconds: float | None, threads: int) -> float | None:
         """Return the speed-up relative to the number of physical cores, against the first time."""

@@ -160,6 +160,14 @@ def test_under_a_quota_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+def test_cpus_that_cannot_be_measured_are_those_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(physical_cores, "sets_of", lambda cpus: [[*cpus, 8191]])
+    cores = find_cores(threads=1, advance=lambda done, note: None)
+    assert "not measured: physical cores: OSError" in str(cores)
+    assert cores.cores == cores.reported and cores.share(1).threads == 1
+
+
+@pytest.mark.slow
 def test_real_worker_measures_every_cpu() -> None:
     cores = find_cores(threads=1, advance=lambda done, note: None)
     cpus = sorted(os.sched_getaffinity(0))
