@@ -121,7 +121,7 @@ class ByThreads:
             *(Column(f"scaling\n{n}", ".0%", name=f"scaling_{n}") for n in others),
         ]
         rows = [row(kernel, {n: seconds[n].get(kernel) for n in self.threads}) for kernel in names]
-        title = f"{name}: a step by kernel, and how each scales with the number of threads"
+        title = f"{name}: a step by kernel and number of threads"
         return Table(title, columns, rows, totals=totals)
 
     def scaling(self, first: float | None, seconds: float | None, threads: int) -> float | None:
