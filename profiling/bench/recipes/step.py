@@ -376,9 +376,10 @@ def prepare_machine(workload: Workload) -> Prepared:
     """Prepare the rates that bound a step on these threads: products, and a copy in memory.
 
     A run's details are GFLOP/s by type, of BF16 where the processor has it, and bytes a second of
-    `copy`; the facts hold `step_gflop`.
+    `copy`; the facts hold `threads` and `step_gflop`.
     """
-    size = matrix_size(torch.get_num_threads())
+    threads = torch.get_num_threads()
+    size = matrix_size(threads)
     types = {"float32": torch.float32, "bf16": torch.bfloat16}
     names = dict.fromkeys(("float32", fastest_precision()))
     works = {name: matrix_product(size, types[name]) for name in names}
@@ -392,7 +393,7 @@ def prepare_machine(workload: Workload) -> Prepared:
         seconds = median_seconds(copy, repetitions=REPETITIONS)
         return {**rates, "copy": 2 * BUFFER_BYTES / seconds}
 
-    return Prepared(run, {"step_gflop": step_gflop(workload)})
+    return Prepared(run, {"threads": threads, "step_gflop": step_gflop(workload)})
 
 
 def prepare_bandwidth(workload: Workload) -> Prepared:

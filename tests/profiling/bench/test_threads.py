@@ -146,6 +146,9 @@ def test_real_steps_on_one_and_two_cores(
     content = json.loads(file.read_text())
     one, two = content["threads"]
     assert (one["threads"], two["threads"], one["physical_cores"]) == (1, 2, 1)
+    contestants = content["contestants"]
+    facts = [contestants[f"machine, {name}"]["facts"] for name in ("1 thread", "2 threads")]
+    assert [each["threads"] for each in facts] == [1, 2]
     for step in (one, two):
         assert (
             step["median_s"] > 0 and step["float32_gflop_per_s"] > 1 and step["copy_gb_per_s"] > 0
@@ -155,6 +158,7 @@ def test_real_steps_on_one_and_two_cores(
     assert kernels["masked_sum (ours)"]["ms_1"] > 0
     assert kernels["convolution backward_weights"]["ms_2"] > 0
     # The same weights and images, whatever the number of threads.
-    losses = [content["contestants"][f"torch, {name}"]["details"]["loss"]
-              for name in ("1 thread", "2 threads")]  # fmt: skip
+    losses = [
+        contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
