@@ -25,6 +25,7 @@ MACHINE = "machine"
 RATES = {"float32": "product in float32", "bf16": "product in BF16", "copy": "copy in memory"}
 """The details of the machine's runs."""
 
+three_digits = partial(significant, digits=3)
 STEP_COLUMNS = (
     text_column("contestant"),
     Column("threads"),
@@ -32,9 +33,9 @@ STEP_COLUMNS = (
     Column("median s", significant, name="median_s"),
     Column("lowest–highest", name="range"),
     Column("speed-up", ".2f", name="speed_up"),
-    Column("GFLOP/s", partial(significant, digits=3), name="gflop_per_s"),
-    Column("GFLOP/s\na core", partial(significant, digits=3), name="gflop_per_s_and_core"),
-    Column("outside\nkernels ms", ",.1f", name="outside_kernels_ms"),
+    Column("GFLOP/s", three_digits, name="gflop_per_s"),
+    Column("GFLOP/s\na core", three_digits, name="gflop_per_s_and_core"),
+    Column("outside\nkernels ms", three_digits, name="outside_kernels_ms"),
     Column("float32\nGFLOP/s", ",.0f", name="float32_gflop_per_s"),
     Column("BF16\nGFLOP/s", ",.0f", name="bf16_gflop_per_s"),
     Column("copy\nGB/s", ",.1f", name="copy_gb_per_s"),
@@ -117,7 +118,7 @@ class ByThreads:
                 totals.append([of_rate[0], *(None for _ in times), *of_rate[1 + len(times) :]])
         columns = [
             text_column("kernel"),
-            *(Column(f"ms\n{n}", ",.2f", name=f"ms_{n}") for n in self.threads),
+            *(Column(f"ms\n{n}", three_digits, name=f"ms_{n}") for n in self.threads),
             *(Column(f"scaling\n{n}", ".0%", name=f"scaling_{n}") for n in others),
         ]
         rows = [row(kernel, {n: seconds[n].get(kernel) for n in self.threads}) for kernel in names]

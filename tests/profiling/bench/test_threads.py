@@ -82,11 +82,11 @@ def test_kernels_that_do_not_scale_are_seen(run_here: RunHere, tmp_path: Path) -
     by_kernel = done.stdout.partition("torch: a step by kernel")[2].partition(" by operator")[0]
     rows = {row[0]: row[1:] for row in map(cells, by_kernel.splitlines()) if row}
     # Milliseconds by threads, then the speed-up over that of the cores, 8 with 16 threads.
-    by_threads = ["2,000.00", "1,000.00", "500.00", "250.00", "250.00"]
+    by_threads = ["2,000", "1,000", "500", "250", "250"]
     assert rows["convolution forward"] == [*by_threads, "100%", "100%", "100%", "100%"]
     assert rows["masked_sum (ours)"][5:] == ["48%", "24%", "12%", "12%"]
-    assert rows["reorder"] == ["12.50", *[""] * 8]
-    assert rows["outside kernels"][:5] == ["50.00"] * 5
+    assert rows["reorder"] == ["12.5", *[""] * 8]
+    assert rows["outside kernels"][:5] == ["50"] * 5
     assert rows["machine: product in BF16"][5:] == ["100%"] * 4
     assert rows["machine: copy in memory"][5:] == ["50%", "25%", "12%", "12%"]
     require_json(json.loads(file.read_text()))
