@@ -171,12 +171,16 @@ def sets_of(cpus: Sequence[int]) -> list[list[int]]:
 
 def find_pairs(rates: Rates) -> dict[tuple[int, int], float]:
     """Return the pairs of CPUs that share a core, with the share of its rate that each keeps."""
-    pairs = {}
-    for first, second in combinations(sorted(set().union(*rates)), 2):
-        kept = max(rate_kept(rates, first, second), rate_kept(rates, second, first))
-        if kept < SHARES_BELOW:
-            pairs[first, second] = kept
-    return pairs
+    kept = {
+        pair: max(rate_kept(rates, *pair), rate_kept(rates, *reversed(pair)))
+        for pair in combinations(sorted(set().union(*rates)), 2)
+    }
+    pairs: dict[tuple[int, int], float] = {}
+    # Noise may leave a CPU with two candidates: it shares a core with the one that slows it more.
+    for pair in sorted(kept, key=lambda pair: kept[pair]):
+        if kept[pair] < SHARES_BELOW and not any(set(pair) & set(other) for other in pairs):
+            pairs[pair] = kept[pair]
+    return dict(sorted(pairs.items()))
 
 
 def rate_kept(rates: Rates, cpu: int, other: int) -> float:

@@ -89,6 +89,11 @@ def test_clock_that_falls_with_the_load_is_no_sibling() -> None:
         assert find_pairs(synthetic_rates(cpus, [], clock_loss=0.5)) == {}
 
 
+def test_cpu_shares_a_core_with_one_other() -> None:
+    rates = [{0: 40.0, 1: 50.0, 2: 60.0}, {0: 100.0}, {1: 100.0}, {2: 100.0}]
+    assert find_pairs(rates) == {(0, 1): 0.5}
+
+
 def test_cpu_that_was_slow_without_a_sibling_is_in_doubt() -> None:
     rates = synthetic_rates(range(16), HALVES)
     alone = next(members for members in rates if 3 in members and 11 not in members)
