@@ -158,6 +158,7 @@ STEP = Benchmark(
     warm_up=3,
     uses_onednn=True,
     beside_load=True,
+    by_threads=True,
     counts_bytes=True,
     findings=step_findings,
     variants=(

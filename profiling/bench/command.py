@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from common.cli import add_command, positive
+from rich.console import Console
+
+from common.cli import add_command, numbers, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import write_json
@@ -17,6 +19,7 @@ from profiling.bench.benchmarks import (
     LOSS,
     OPTIMIZER,
     STEP,
+    SUBJECT,
     counterpart_findings,
 )
 from profiling.bench.interpreters import (
@@ -26,8 +29,9 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import Benchmark, measure
+from profiling.bench.results import LIMITS, Benchmark, measure
 from profiling.bench.single import SINGLE_BENCHMARKS
+from profiling.bench.threads import measure_by_threads, print_by_threads, threads_json
 from profiling.bench.variant import (
     STANDARD,
     Variant,
@@ -42,6 +46,10 @@ Each contestant has its own process with its own memory policy. Contestants run 
 turn (A B C A B C), so that a temporary slowdown of the machine affects all of them. Ratios are
 computed in each round, and the median is reported. Run it on an otherwise idle machine.
 
+With --threads, a step is measured with several numbers of threads, each bound to a core of its own:
+first one on each physical core, which is found by measurement, then the hyperthreads. A table shows
+which kernel does not scale, beside the machine's matrix products and memory bandwidth.
+
 With --against, each contestant also runs in another environment, such as one with another torch,
 in the same rounds. Contestants with IPEX run in the environment of `make ipex`."""
 
@@ -54,6 +62,7 @@ examples:
   retinanet profile bench step --contestants torch,torch-compiled,torchvision-compiled   # compile
   retinanet profile bench step --contestants torch,torchvision-tuned --beside-load
   retinanet profile bench step --contestants torch --against .venv-old/bin/python
+  retinanet profile bench step --threads 1,2,4,8,16           # which kernel does not scale, minutes
   retinanet profile bench loss
   retinanet profile bench optimizer
   retinanet profile bench evaluate
@@ -130,16 +139,31 @@ class BenchOptions:
     beside_load: bool = flag(
         "also measure while another process keeps one core busy (each core in turn); `step` only"
     )
+    threads: tuple[int, ...] | None = option(
+        "numbers of compute threads, one thread per core: the step, each of its kernels and the "
+        "machine's rates with each number; `step` only, by default of the contestant torch",
+        default=None,
+        parse=numbers,
+        metavar="A,B",
+    )
     json: Path | None = json_option()
 
 
 def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
-    if options.beside_load and not benchmark.beside_load:
-        raise InputError(f"--beside-load: `bench {benchmark.name}` is not measured so; omit it")
+    for name, is_given, is_possible in (
+        ("--beside-load", options.beside_load, benchmark.beside_load),
+        ("--threads", options.threads, benchmark.by_threads),
+    ):
+        if is_given and not is_possible:
+            raise InputError(f"{name}: `bench {benchmark.name}` is not measured so; omit it")
+    if options.threads and (options.beside_load or options.against):
+        also = "--beside-load" if options.beside_load else "--against"
+        raise InputError(f"--threads, {also}: not measured together; omit one of them")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
-    chosen = choose(benchmark.variants, options.contestants)
+    by_default = SUBJECT if options.threads else None
+    chosen = choose(benchmark.variants, options.contestants or by_default)
     chosen = usable(chosen, print_line, are_named=options.contestants not in (None, "all"))
     if not chosen:
         raise InputError("--contestants: none of them can run here; name others")
@@ -150,6 +174,8 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     workload = Workload(
         images=options.images, image_size=options.image_size, classes=options.classes
     )
+    if options.threads is not None:
+        return bench_threads(benchmark, chosen, workload, options, console=console)
     results = measure(
         benchmark,
         chosen,
@@ -165,6 +191,35 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     print_results(results, content["contestants"], findings)
     if options.json is not None:
         write_json(options.json, content)
+    return FINISHED
+
+
+def bench_threads(
+    benchmark: Benchmark,
+    chosen: Sequence[Variant],
+    workload: Workload,
+    options: BenchOptions,
+    *,
+    console: Console,
+) -> int:
+    """Run the contestants that take a step by threads; print and write; return the exit code."""
+    assert options.threads is not None
+    steps = [variant for variant in chosen if variant.recipe not in LIMITS]
+    if not steps:
+        raise InputError(f"--contestants: {chosen[0].name} takes no step; name others")
+    measured = measure_by_threads(
+        benchmark,
+        steps,
+        workload,
+        options.threads,
+        rounds=options.rounds,
+        warm_up=options.warm_up,
+        where=options.where,
+        console=console,
+    )
+    print_by_threads(measured)
+    if options.json is not None:
+        write_json(options.json, threads_json(measured, benchmark=benchmark.name))
     return FINISHED
 
 

@@ -238,10 +238,13 @@ class Benchmark:
     """Whether the bytes that its operators move are counted, in a run of its own."""
     beside_load: bool = False
     """Whether it can also be measured beside a process that keeps one core busy."""
+    by_threads: bool = False  # Whether it can be measured with several numbers of threads
 
 
 CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product
-CEILING_RECIPE = f"{RECIPES}.{CEILING}"
+CEILING_RECIPE, MACHINE_RECIPE = f"{RECIPES}.{CEILING}", f"{RECIPES}.machine"
+LIMITS = (CEILING_RECIPE, MACHINE_RECIPE)
+"""Recipes that measure what a step is compared with, and take none."""
 
 
 def measure(
@@ -287,10 +290,11 @@ def measure(
 
         # Last of all: what watches a run also slows it down.
         onednn = variants if benchmark.uses_onednn else ()
-        convolving = [variant for variant in onednn if variant.recipe != CEILING_RECIPE]
+        convolving = [variant for variant in onednn if variant.recipe not in LIMITS]
         primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
         moved = answers("bytes", convolving if benchmark.counts_bytes else ())
-        operators = answers("operators", variants if where else ())
+        with_operators = [each for each in variants if where and each.recipe != MACHINE_RECIPE]
+        operators = answers("operators", with_operators)
     return Results(
         workload=workload,
         variants=variants,

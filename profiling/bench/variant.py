@@ -18,6 +18,7 @@ from common.errors import InputError
 from common.machine import read_proc_text
 from common.wording import counted
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED, set_policy
+from launch.shares import Share
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.interpreters import Interpreter, this_interpreter
 
@@ -36,6 +37,8 @@ class Variant:
     pinned: bool = False
     """Whether its threads are bound to cores as a training binds them; its recipe then takes
     `main_cpus`."""
+    share: Share | None = None
+    """The CPUs that its threads are bound to, pinned or not; None: it has all cores."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from launch.environment import set_allocator
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from profiling.bench.variant import Prepared, Workload, apply_memory
+from profiling.peaks import parse_share
 
 BENCH, ABLATE = "profiling.bench.recipes", "profiling.ablate"
 RECIPE_MODULES = {
@@ -20,7 +21,7 @@ RECIPE_MODULES = {
         (
             BENCH,
             f"{BENCH}.step",
-            "step_torch step_submission step_torchvision ceiling bandwidth checkpoint",
+            "step_torch step_submission step_torchvision ceiling machine bandwidth checkpoint",
         ),
         (
             BENCH,
@@ -46,19 +47,21 @@ def prepare(specification: dict[str, Any]) -> tuple[dict[str, float], Answering]
     Cores and the memory policy are set first, before torch is loaded.
     """
     options = dict(specification["options"])
+    given, pinned = specification["share"], specification["pinned"]
+    share = parse_share(given) if given else choose_cores(threads=None) if pinned else None
     # Both ways may start this command again, with a library preloaded. So they come first.
-    if specification["pinned"]:
-        take_cores(choose_cores(threads=None), allocator=specification["allocator"])
+    if share:
+        take_cores(share, allocator=specification["allocator"])
     else:
         set_allocator(specification["allocator"])
     if specification["memory"] is not None:
         # The policy applies to pages that are touched from now on; torch's are still to come.
         apply_memory(specification["memory"], allowed=read_allowance().memory_nodes)
-    if specification["pinned"]:
+    if share:
         # This check loads torch, so it follows the memory policy.
-        share = choose_cores(threads=None)
         check_cores(share)
-        options["main_cpus"] = share.main_cpus
+        if pinned:
+            options["main_cpus"] = share.main_cpus
     prepare_recipe = load_recipe(specification["recipe"])
     prepared = prepare_recipe(Workload(**specification["workload"]), **options)
     return dict(prepared.facts), lambda question: answer(question, prepared)

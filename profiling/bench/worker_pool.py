@@ -126,6 +126,7 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
         "allocator": variant.allocator,
         "memory": variant.memory,
         "pinned": variant.pinned,
+        "share": dataclasses.asdict(variant.share) if variant.share else None,
         "options": dict(variant.options),
         "workload": dataclasses.asdict(workload),
     }

@@ -3,9 +3,10 @@
 `step_torch` runs the functions of a training. `step_submission` is a step through IPEX as in
 the only CPU submission to MLPerf Training (v3.0, Intel). `step_torchvision` has the backbone that
 MLPerf trains, built and trained as torchvision's users write it. `ceiling` runs the network's large
-convolutions alone and a matrix product, `bandwidth` large copies in memory. `checkpoint` trains and
-writes checkpoints. Other recipes share torch.compile of a detector, a step's arithmetic by the
-shapes of its layers, and a batch and weights from a seed, the same for every variant.
+convolutions alone and a matrix product, `machine` products and a copy on any number of threads,
+`bandwidth` large copies in memory. `checkpoint` trains and writes checkpoints. Other recipes share
+torch.compile of a detector, a step's arithmetic by the shapes of its layers, and a batch and
+weights from a seed, the same for every variant.
 """
 
 import functools
@@ -40,8 +41,10 @@ from profiling.capture.byte_counter import CurrentPhase
 from profiling.peaks_measure import (
     BUFFER_BYTES,
     REPETITIONS,
+    WORK_REPETITIONS,
     convolution,
     matrix_product,
+    matrix_size,
     median_seconds,
     movers,
 )
@@ -367,6 +370,30 @@ def prepare_ceiling(workload: Workload) -> Prepared:
         return {name: work.gflop / seconds[name] for name, work in works.items()}
 
     return Prepared(run, {"step_gflop": step_gflop(workload)})
+
+
+def prepare_machine(workload: Workload) -> Prepared:
+    """Prepare the rates that bound a step on these threads: products, and a copy in memory.
+
+    A run's details are GFLOP/s by type, of BF16 where the processor has it, and bytes a second of
+    `copy`; the facts hold `threads` and `step_gflop`.
+    """
+    threads = torch.get_num_threads()
+    size = matrix_size(threads)
+    types = {"float32": torch.float32, "bf16": torch.bfloat16}
+    names = dict.fromkeys(("float32", fastest_precision()))
+    works = {name: matrix_product(size, types[name]) for name in names}
+    copy = movers()["copy"]
+
+    def run() -> dict[str, float]:
+        rates = {
+            name: work.gflop / median_seconds(work.call, repetitions=WORK_REPETITIONS)
+            for name, work in works.items()
+        }
+        seconds = median_seconds(copy, repetitions=REPETITIONS)
+        return {**rates, "copy": 2 * BUFFER_BYTES / seconds}
+
+    return Prepared(run, {"threads": threads, "step_gflop": step_gflop(workload)})
 
 
 def prepare_bandwidth(workload: Workload) -> Prepared:

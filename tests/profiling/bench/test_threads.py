@@ -1,0 +1,164 @@
+"""`bench step --threads`: with fake workers on 16 CPUs of 8 cores, and for real on two cores."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.machine import processor_name
+from profiling.__main__ import main
+from profiling.bench import results, threads
+from profiling.bench.physical_cores import Cores
+from profiling.bench.variant import Run, Variant, Workload
+from profiling.bench.worker_pool import WorkerPool
+from tests.launch.topologies import cores_in_a_row
+from tests.support.commands import RunHere, error_line
+
+PAIRED = Cores(
+    topology=cores_in_a_row((0, 16, 0, 0)),
+    cores=tuple((cpu, cpu + 1) for cpu in range(0, 16, 2)),
+    kept={(cpu, cpu + 1): 0.53 for cpu in range(0, 16, 2)},
+)
+NUMBERS = (1, 2, 4, 8, 16)
+
+
+class FakeWorker:
+    """Convolves as fast as the cores are many, and adds on one thread whatever their number."""
+
+    rss_mb = 100.0
+
+    def __init__(self, variant: Variant, workload: Workload) -> None:
+        assert variant.share is not None
+        self.cpus, self.recipe = variant.share.cpus, variant.recipe.rpartition(".")[2]
+        self.cores = len({cpu // 2 for cpu in self.cpus})
+        assert variant.name.endswith("thread" if len(self.cpus) == 1 else "threads")
+        self.facts: dict[str, Any] = {"step_gflop": 800.0} if self.recipe == "machine" else {}
+
+    @property
+    def convolving(self) -> float:
+        return 2.0 / self.cores
+
+    def run(self) -> Run:
+        fast = {"float32": 100.0 * self.cores, "bf16": 400.0 * self.cores, "copy": 2e10}
+        details = fast if self.recipe == "machine" else {"loss": 1.5}
+        seconds = self.convolving + 0.25 + 0.05
+        return Run(seconds=seconds, page_faults=0, rss_mb=100, peak_rss_mb=200, details=details)
+
+    def ask(self, question: str) -> dict[str, Any]:
+        assert self.recipe == "step_torch"
+        if question == "operators":
+            return {"operators": {"aten::mm x1": 0.5}}
+        assert question == "primitives"
+        kinds = {"convolution forward": self.convolving}
+        if len(self.cpus) == 1:
+            kinds["reorder"] = 0.0125  # none with more threads
+        kernels = {"masked_sum": 0.25 - kinds.get("reorder", 0.0)}
+        return {"seconds": 3.0, "by_kind": kinds, "kernel_seconds": kernels}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "WorkerPool", partial(WorkerPool, start=FakeWorker))
+    monkeypatch.setattr(threads, "find_cores", lambda **_: PAIRED)
+
+
+@pytest.mark.usefixtures("fake_machine")
+def test_kernels_that_do_not_scale_are_seen(run_here: RunHere, tmp_path: Path) -> None:
+    file = tmp_path / "threads.json"
+    options = ("--rounds=2", "--warm-up=1", "--where", f"--json={file}")
+    done = run_here(main, "bench", "step", "--threads=16,1,2,4,8", *options)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        f"{processor_name()}: 16 virtual cores, 8 physical (measured; /sys says 16)",
+        "0+1, 2+3",
+        "time of torch, 16 threads by operator",
+    ):
+        assert text in done.stdout
+    by_kernel = done.stdout.partition("torch: a step by kernel")[2].partition(" by operator")[0]
+    rows = {row[0]: row[1:] for row in map(cells, by_kernel.splitlines()) if row}
+    # Milliseconds by threads, then the speed-up over that of the cores, 8 with 16 threads.
+    by_threads = ["2,000", "1,000", "500", "250", "250"]
+    assert rows["convolution forward"] == [*by_threads, "100%", "100%", "100%", "100%"]
+    assert rows["masked_sum (ours)"][5:] == ["48%", "24%", "12%", "12%"]
+    assert rows["reorder"] == ["12.5", *[""] * 8]
+    assert rows["outside kernels"][:5] == ["50"] * 5
+    assert rows["machine: product in BF16"][5:] == ["100%"] * 4
+    assert rows["machine: copy in memory"][5:] == ["50%", "25%", "12%", "12%"]
+    require_json(json.loads(file.read_text()))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│").split("│")] if line.startswith("│") else []
+
+
+def require_json(content: dict[str, Any]) -> None:
+    """Assert the steps, kernels and cores of the fake machine."""
+    assert content["environment"]["cpu"] == processor_name() and content["environment"]["torch"]
+    assert content["cores"]["physical"] == 8 and content["cores"]["physical_by_sys"] == 16
+    assert content["cores"]["cpus_in_order"] == [*range(0, 16, 2), *range(1, 16, 2)]
+    steps = content["threads"]
+    assert [step["threads"] for step in steps] == list(NUMBERS)
+    assert [step["physical_cores"] for step in steps] == [1, 2, 4, 8, 8]
+    last = steps[-1]
+    assert last["median_s"] == 0.55 and last["speed_up"] == pytest.approx(2.3 / 0.55)
+    assert last["gflop_per_s"] == pytest.approx(800 / 0.55)
+    assert last["gflop_per_s_and_core"] == pytest.approx(100 / 0.55)
+    assert last["outside_kernels_ms"] == pytest.approx(50)
+    rates = [last[f"{name}_per_s"] for name in ("float32_gflop", "bf16_gflop", "copy_gb")]
+    assert rates == [800, 3200, 20]
+    kernels = {row["kernel"]: row for row in content["kernels"]["torch"]}
+    assert kernels["convolution forward"]["ms_16"] == 250
+    assert kernels["masked_sum (ours)"]["scaling_16"] == pytest.approx(0.2375 / 0.25 / 8)
+    assert content["contestants"]["torch, 16 threads"]["runs_s"] == [0.55, 0.55]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("step", "--threads=1,4096"), "--threads 4096: more than the "),
+        (("step", "--threads=1", "--beside-load"), "--threads, --beside-load: "),
+        (("step", "--threads=1", "--against=python"), "--threads, --against: "),
+        (("loss", "--threads=1"), "--threads: `bench loss` is not measured so"),
+        (("step", "--threads=1", "--contestants=ceiling"), "--contestants: ceiling takes no step"),
+    ],
+)
+def test_impossible_numbers_are_one_line(
+    arguments: tuple[str, ...], error: str, run_here: RunHere
+) -> None:
+    assert f"error: {error}" in error_line(run_here(main, "bench", *arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_real_steps_on_one_and_two_cores(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PROFILED_RUNS", 1)
+    file = tmp_path / "threads.json"
+    sizes = ("--images=1", "--image-size=64", "--classes=6", "--rounds=1", "--warm-up=1")
+    done = run_here(main, "bench", "step", "--threads=1,2", *sizes, f"--json={file}")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(file.read_text())
+    one, two = content["threads"]
+    assert (one["threads"], two["threads"], one["physical_cores"]) == (1, 2, 1)
+    contestants = content["contestants"]
+    facts = [contestants[f"machine, {name}"]["facts"] for name in ("1 thread", "2 threads")]
+    assert [each["threads"] for each in facts] == [1, 2]
+    for step in (one, two):
+        assert (
+            step["median_s"] > 0 and step["float32_gflop_per_s"] > 1 and step["copy_gb_per_s"] > 0
+        )
+        assert step["gflop_per_s"] == pytest.approx(6.6 / step["median_s"], rel=0.5)
+    kernels = {row["kernel"]: row for row in content["kernels"]["torch"]}
+    assert kernels["masked_sum (ours)"]["ms_1"] > 0
+    assert kernels["convolution backward_weights"]["ms_2"] > 0
+    # The same weights and images, whatever the number of threads.
+    losses = [
+        contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
