@@ -210,14 +210,14 @@ def plain_step(update: TensorUpdate, group: Mapping[str, Any]) -> None:
     weight.sub_(direction, alpha=group["lr"] * ratio)
 
 
-_Tensor = c_struct(
+_tensor_record = c_struct(
     "P weight gradient exp_avg exp_avg_sq",
     "q size",
     "f correction1 correction2 weight_decay",
     "i use_trust_ratio",
 )
 """`TensorUpdate` as optimizers.cpp has it."""
-_Settings = c_struct("f learning_rate beta1 beta2 rest1 rest2 eps")
+_settings_record = c_struct("f learning_rate beta1 beta2 rest1 rest2 eps")
 """The settings of a group, as optimizers.cpp has them."""
 
 
@@ -256,7 +256,7 @@ def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> No
     beta1, beta2 = group["betas"]
     # Corrections and rests are differences of nearly equal numbers, hence computed here in float64.
     records = [
-        _Tensor(
+        _tensor_record(
             update.weight,
             update.gradient,
             update.exp_avg,
@@ -269,11 +269,10 @@ def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> No
         )
         for update in updates
     ]
-    settings = _Settings(group["lr"], beta1, beta2, 1 - beta1, 1 - beta2, group["eps"])
-    count = len(records)
+    settings = _settings_record(group["lr"], beta1, beta2, 1 - beta1, 1 - beta2, group["eps"])
     state = [part for u in updates for part in (u.weight, u.exp_avg, u.exp_avg_sq)]
     STEP_KERNELS.call(
-        "lamb_step", (_Tensor * count)(*records), count, settings, torch.get_num_threads(),
+        "lamb_step", b"".join(records), len(records), settings, torch.get_num_threads(),
         read=[*state, *(update.gradient for update in updates)], written=state,
     )  # fmt: skip
 
