@@ -7,6 +7,7 @@ clipping are here too.
 """
 
 import functools
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ from retinanet.engine.kernel_calls import (
     c_struct,
     is_one_block,
     match_memory_format,
+    own_kernel,
 )
 
-STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", lamb_step="PqPi")
+STEP_KERNELS = Kernels(CSRC / "optimizers.cpp", lamb_step="PqPi", gradient_squares="Pqi->d")
 
 BETA2 = 0.999
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 RATE_FACTOR = "learning_rate_factor"
 """Key of an optimizer's group whose learning rate is the run's times a factor."""
 
@@ -246,9 +249,9 @@ def next_update(
     )
 
 
-def can_step(parameter: Tensor) -> bool:
-    """Return whether the C++ supports a parameter: contiguous float32 values."""
-    return parameter.dtype == torch.float32 and parameter.is_cpu and is_one_block(parameter)
+def can_step(tensor: Tensor) -> bool:
+    """Return whether the C++ supports a parameter or a gradient: contiguous float32 values."""
+    return tensor.dtype == torch.float32 and tensor.is_cpu and is_one_block(tensor)
 
 
 def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> None:
@@ -277,15 +280,26 @@ def native_step(updates: Sequence[TensorUpdate], group: Mapping[str, Any]) -> No
     )  # fmt: skip
 
 
+_gradient_record = c_struct("P values", "q size")
+
+
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """Return the L2 norm of all gradients.
 
     It is infinite or NaN where a gradient is, and where the squares leave float32's range: Adam's
-    second average would be infinite then.
+    second average would be infinite then. One call of C++, which needs a fifteenth of the time of
+    torch's norms on 16 cores: each of these is computed by one thread.
     """
-    # Gradients of IPEX's weights are BF16, in which torch would round the norm of each tensor.
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return get_total_norm([gradient.float() for gradient in gradients], foreach=True).item()
+    if not (all(map(can_step, gradients)) and STEP_KERNELS.are_available()):
+        # Gradients of IPEX's weights are BF16, in which torch would round the norm of each tensor.
+        return get_total_norm([gradient.float() for gradient in gradients], foreach=True).item()
+    records = [_gradient_record(gradient, gradient.numel()) for gradient in gradients]
+    with own_kernel("gradient_norm", gradients, ()):
+        squares = STEP_KERNELS.library().gradient_squares(
+            b"".join(records), len(records), torch.get_num_threads()
+        )
+    return math.sqrt(squares) if squares <= LARGEST_FLOAT32 else squares * math.inf
 
 
 def clip_gradients(

@@ -1,7 +1,8 @@
-// Steps of LAMB (You et al. 2019, algorithm 2) over all tensors in one call, float32.
+// The norm of all gradients, and steps of LAMB (You et al. 2019, algorithm 2), over all tensors in one
+// call, float32.
 //
-// It is bound by memory, so each value is fetched as seldom as can be: twice, since the norms of
-// the whole tensor are needed before a weight can change. Threads share chunks, not tensors. The
+// Both are bound by memory, so each value is fetched as seldom as can be: by LAMB twice, since the norms
+// of the whole tensor are needed before a weight can change. Threads share chunks, not tensors. The
 // sums are added in the order of the chunks, whichever thread made them, so that the result does
 // not depend on the number of threads.
 
@@ -32,6 +33,11 @@ struct Tensor {  // the same as in optimizers.py
     float correction2;  // 1 - beta2^step
     float weight_decay;
     int32_t use_trust_ratio;
+};
+
+struct Gradient {  // the same as in optimizers.py
+    const float* values;
+    int64_t size;
 };
 
 struct Settings {  // the same as in optimizers.py
@@ -153,6 +159,27 @@ void lamb_step(const Tensor* tensors, int64_t count, const Settings* settings, i
         lamb_group(first, last, *settings, threads);
         first = last;
     }
+}
+
+// The sum of the squares of all values; its parts are in float, which a chunk's sum must not leave.
+double gradient_squares(const Gradient* gradients, int64_t count, int threads) {
+    std::vector<Gradient> chunks;
+    for (const Gradient* gradient = gradients; gradient != gradients + count; ++gradient)
+        for (int64_t begin = 0; begin < gradient->size; begin += kChunk)
+            chunks.push_back({gradient->values + begin, std::min(kChunk, gradient->size - begin)});
+    std::vector<double> sums(chunks.size());
+    const int64_t chunk_count = chunks.size();
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < chunk_count; ++i) {
+        const float* values = chunks[i].values;
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t place = 0; place < chunks[i].size; ++place) squares += values[place] * values[place];
+        sums[i] = squares;
+    }
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    return total;
 }
 
 }  // extern "C"

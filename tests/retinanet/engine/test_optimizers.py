@@ -358,13 +358,29 @@ def list_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("longest", [0.5, 1e6])
-def test_clipping_is_torchs_to_the_last_bit(longest: float) -> None:
+def test_clipping_is_torchs(longest: float) -> None:
     ours, theirs = parameters_with_gradients(), parameters_with_gradients()
     norm = gradient_norm(ours)
     clip_gradients(ours, norm=norm, longest=longest)
-    assert norm == clip_grad_norm_(theirs, longest).item()
-    assert_equal(list_gradients(ours), list_gradients(theirs))
+    assert norm == pytest.approx(clip_grad_norm_(theirs, longest).item(), rel=1e-6)
+    for gradient, other in zip(list_gradients(ours), list_gradients(theirs), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-6, atol=0)
     assert gradient_norm(ours) == pytest.approx(min(norm, longest), rel=1e-5)
+
+
+@pytest.mark.usefixtures("instruction_set", "threads_restored")
+def test_the_norm_is_exact_for_any_number_of_threads() -> None:
+    # More values than a thread takes at a time, and a remainder.
+    parameter = nn.Parameter(torch.zeros(100_003))
+    parameter.grad = torch.randn(100_003, generator=torch.Generator().manual_seed(6))
+    norms = set()
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        norms.add(gradient_norm([parameter, *parameters_with_gradients()]))
+    [norm] = norms
+    gradients = [parameter.grad, *list_gradients(parameters_with_gradients())]
+    squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert norm == pytest.approx(math.sqrt(squares), rel=1e-7)
 
 
 def test_without_a_largest_norm_gradients_are_not_clipped() -> None:
