@@ -14,6 +14,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from common.native import usable_instruction_sets
 from retinanet.engine.optimizers import (
     STEP_KERNELS,
+    FusedAdam,
+    FusedAdamW,
+    FusedSGD,
     Lamb,
     clip_gradients,
     gradient_norm,
@@ -83,14 +86,57 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.usefixtures("instruction_set")
 def test_steps_are_torchs(
     name: str, reference: Callable[..., Optimizer], settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
     model, other = Layers().to(dtype), Layers().to(dtype)
     fused = make_optimizer(model, name=name, learning_rate=0.02, **settings)
     assert fused.param_groups[0]["fused"]
+    assert type(fused) is (reference if dtype == torch.float64 else FUSED[reference])
     plain = reference(trainable(other), lr=0.02, foreach=False, **settings)
     assert_close(train_model(fused, model), train_model(plain, other))
+    names = [[*map(set, each.state_dict()["state"].values())] for each in (fused, plain)]
+    assert names[0] == names[1]
+
+
+FUSED: dict[Any, type[Optimizer]] = {Adam: FusedAdam, AdamW: FusedAdamW, SGD: FusedSGD}
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"),
+    reason="torch rounds otherwise on this processor",
+)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adam", {}),
+        ("adam", {"weight_decay": 0.1, "beta1": 0.3}),
+        ("adamw", {"weight_decay": 0.1}),
+        ("sgd", {}),
+        ("sgd", {"weight_decay": 0.1, "momentum": 0.9}),
+    ],
+)
+def test_steps_are_those_of_torchs_fused_to_the_last_bit(
+    name: str, settings: dict[str, Any]
+) -> None:
+    # More values than a thread takes at a time, and no multiples of a vector's.
+    models = [nn.Linear(181, 203), nn.Linear(181, 203)]
+    models[1].load_state_dict(models[0].state_dict())
+    make: Make = partial(make_optimizer, name=name, learning_rate=0.02, **settings)
+    ours, theirs = (make(model) for model in models)
+    theirs.__class__ = {fused: plain for plain, fused in FUSED.items()}[type(ours)]
+    weights = [
+        train_model(optimizer, model)
+        for optimizer, model in zip((ours, theirs), models, strict=True)
+    ]
+    assert_equal(*weights)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_steps_are_torchs_own() -> None:
+    for name, kind in (("adam", Adam), ("adamw", AdamW), ("sgd", SGD)):
+        assert type(make_optimizer(Layers(), name=name, learning_rate=0.1)) is kind
 
 
 @pytest.mark.parametrize("name", NAMES)
