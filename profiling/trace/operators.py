@@ -217,7 +217,7 @@ OURS = re.compile(
     r"""_(Winograd|Tile)?Convolution(Backward)?$ |        # of retinanet/engine: convolutions,
     _BatchNorm(Backward)?$ |                              # norms that train,
     _AddRelu$ | _BranchesBackward$ |                      # sums and masks
-    Lamb\.step$ |                                         # retinanet/engine/optimizers.py
+    (Lamb|FusedAdamW?|FusedSGD)\.step$ |                  # retinanet/engine/optimizers.py
     retinanet:: | GeneratedBackwardFor_retinanet_         # retinanet/loss/focal_kernel.py
     """,
     re.VERBOSE,

@@ -7,7 +7,7 @@ where a step does not count.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ Norm: TypeAlias = FrozenBatchNorm2d | nn.BatchNorm2d
 Around: TypeAlias = Callable[[nn.Module], AbstractContextManager[object]]
 """A context around a module's arithmetic, such as a mark in a trace."""
 NOTHING = nullcontext()
+Computed = TypeVar("Computed")
 
 
 class FoldedForward:
@@ -58,9 +59,10 @@ class FoldedForward:
         self.around: Around = lambda module: NOTHING
         """Called with each module that computes; may be replaced between two calls. Forward hooks
         cannot be used: most modules' `forward` is never called."""
-        self._frozen: dict[nn.Conv2d, tuple[tuple[object, ...], _FrozenWeight]] = {}
-        """For each frozen convolution: the version counters of the tensors that its folded weight
-        was made from (torch increments them at in-place changes), that weight, and the shift."""
+        self._frozen: dict[nn.Module, tuple[tuple[object, ...], Any]] = {}
+        """What was made from constant tensors: the folded weight of each frozen convolution, and
+        scale and shift of each frozen norm. Beside it the tensors' version counters, which torch
+        increments at in-place changes."""
 
     @property
     def has_winograd(self) -> bool:
@@ -136,7 +138,7 @@ class FoldedForward:
                     [features], *frozen, kernels, relu=fused.relu, added=fused.added
                 )
                 return [*outputs, features] if fused.passes else outputs
-            scale, shift = folded_scale_shift(norm)
+            scale, shift = self._scale_shift(norm)
             return layer(shift, scale=scale, fused=fused)
 
     def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -194,16 +196,36 @@ class FoldedForward:
         self, module: nn.Conv2d, norm: Norm, dtype: torch.dtype, kernels: LayerKernels
     ) -> "_FrozenWeight":
         """Return the folded weight and bias of a layer that does not train, computed once."""
-        assert norm.running_mean is not None and norm.running_var is not None
-        sources = (module.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        versions = (dtype, kernels, *(source._version for source in sources))
+
+        def fold() -> _FrozenWeight:
+            scale, shift = folded_scale_shift(norm)
+            return _FrozenWeight(prepare_weight(module.weight, scale, kernels, dtype)[0], shift)
+
+        return self._computed_once(
+            module, (module.weight, *norm_tensors(norm)), (dtype, kernels), fold
+        )
+
+    def _scale_shift(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return `folded_scale_shift`; of a frozen norm computed once."""
+        if not isinstance(norm, FrozenBatchNorm2d):
+            return folded_scale_shift(norm)
+        return self._computed_once(norm, norm_tensors(norm), (), lambda: folded_scale_shift(norm))
+
+    def _computed_once(
+        self,
+        module: nn.Module,
+        sources: Sequence[Tensor],
+        options: tuple[object, ...],
+        compute: Callable[[], Computed],
+    ) -> Computed:
+        """Return what is computed from constant `sources`, again only after they have changed."""
+        versions = (*options, *(source._version for source in sources))
         if module not in self._frozen or self._frozen[module][0] != versions:
             # Tensors made in inference mode could not be used in a training step later.
             with torch.inference_mode(mode=False), torch.no_grad():
-                scale, shift = folded_scale_shift(norm)
-                weight, _ = prepare_weight(module.weight, scale, kernels, dtype)
-            self._frozen[module] = versions, _FrozenWeight(weight, shift)
-        return self._frozen[module][1]
+                self._frozen[module] = versions, compute()
+        computed: Computed = self._frozen[module][1]
+        return computed
 
 
 class _FrozenWeight(NamedTuple):
@@ -213,11 +235,17 @@ class _FrozenWeight(NamedTuple):
     shift: Tensor
 
 
+def norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a norm's weight, bias, and running mean and variance, float32 [channels]."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.weight, norm.bias, norm.running_mean, norm.running_var
+
+
 def folded_scale_shift(norm: Norm) -> tuple[Tensor, Tensor]:
     """Return a norm of constant statistics as `scale * x + shift`, each float32 [channels]."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    return scale, norm.bias - norm.running_mean * scale
+    weight, bias, mean, variance = norm_tensors(norm)
+    scale = weight * (variance + norm.eps).rsqrt()
+    return scale, bias - mean * scale
 
 
 class RunningStatistics:

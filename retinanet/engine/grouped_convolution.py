@@ -13,7 +13,6 @@ from torch import Tensor
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
-    Record,
     c_struct,
     channels_last,
     channels_last_or_none,
@@ -33,10 +32,12 @@ WEIGHT_GRADIENT = Kernels(
     grouped_gradient_bytes="Pi->q",
     grouped_weight_gradient="PPPPPii",
 )
-_Shape = c_struct("q images channels group_width in_height in_width out_height out_width stride")
-"""`GroupedShape` of grouped_shape.h, which has `_Work` too."""
-_Work = c_struct("P source result gate bias", "i relu")  # `ConvolutionMaps`
-_GradientMaps = c_struct("P features gradient")  # `Maps` as grouped_weight_gradient.cpp has it
+_shape_record = c_struct(
+    "q images channels group_width in_height in_width out_height out_width stride"
+)
+"""`GroupedShape` of grouped_shape.h."""
+_maps_record = c_struct("P source result gate bias", "i relu")  # `ConvolutionMaps`, also there
+_gradient_record = c_struct("P features gradient")  # `Maps` as grouped_weight_gradient.cpp has it
 
 
 def grouped_convolution(
@@ -58,7 +59,7 @@ def grouped_convolution(
     output = empty_maps(images, channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
     # The sums of the kernel begin with the bias, so there is always one.
     bias = torch.zeros(channels) if bias is None else bias.detach().float().contiguous()
-    work = _Work(features, output, None, bias, relu)
+    work = _maps_record(features, output, None, bias, relu)
     shape = _shape(features, output, weight.shape[1], stride)
     read = (features, weight, bias)
     _convolve("grouped_convolution", shape, work, weight, read=read, written=output, tiles=tiles)
@@ -81,7 +82,7 @@ def grouped_input_gradient(
     gradient, gate = channels_last(gradient), channels_last_or_none(gate)
     result = empty_maps(*size)
     no_bias = torch.zeros(size[1])
-    work = _Work(gradient, result, gate, no_bias, False)
+    work = _maps_record(gradient, result, gate, no_bias, False)
     shape = _shape(result, gradient, weight.shape[1], stride)
     read = (gradient, weight, gate)
     _convolve("grouped_input_gradient", shape, work, weight, read=read, written=result, tiles=tiles)
@@ -90,8 +91,8 @@ def grouped_input_gradient(
 
 def _convolve(
     kernel: str,
-    shape: Record,
-    work: Record,
+    shape: bytes,
+    work: bytes,
     weight: Tensor,
     *,
     read: tuple[Tensor | None, ...],
@@ -131,7 +132,7 @@ def grouped_weight_gradient(
     features, gradient = channels_last(features), channels_last(gradient)
     channels = features.shape[1]
     shape = _shape(features, gradient, group_width, stride)
-    maps = _GradientMaps(features, gradient)
+    maps = _gradient_record(features, gradient)
     # Laid out as the weight: DDP and the optimizers would otherwise copy it.
     grad_weight = torch.empty(channels, 3, 3, group_width).permute(0, 3, 1, 2)
     grad_bias = torch.empty(channels)
@@ -146,6 +147,6 @@ def grouped_weight_gradient(
     return grad_weight, grad_bias
 
 
-def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> Record:
+def _shape(features: Tensor, output: Tensor, group_width: int, stride: int) -> bytes:
     images, channels, *in_size = features.shape
-    return _Shape(images, channels, group_width, *in_size, *output.shape[2:], stride)
+    return _shape_record(images, channels, group_width, *in_size, *output.shape[2:], stride)

@@ -11,6 +11,7 @@ image or a shared folder.
 
 import ctypes
 import os
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -39,12 +40,10 @@ class Pointer:
 
     @classmethod
     def from_param(cls, value: Any) -> Any:
-        """Convert a tensor, an integer address, a record or an array of records or addresses."""
+        """Convert a tensor or an integer address; ctypes takes arrays and bytes by theirs."""
         if isinstance(value, Tensor):
             value = value.data_ptr()
-        if isinstance(value, int):
-            return ctypes.c_void_p(value)
-        return ctypes.byref(value) if isinstance(value, ctypes.Structure) else value
+        return ctypes.c_void_p(value) if isinstance(value, int) else value
 
 
 CODES: dict[str, Any] = {
@@ -132,32 +131,39 @@ class Kernels:
             getattr(self.library(), function)(*arguments)
 
 
-class Record(ctypes.Structure):
-    """A struct of the C++, from its fields in order; of a tensor its address is taken."""
+def c_struct(*groups: str) -> Callable[..., bytes]:
+    """Return a function from the fields of a C++ struct to its bytes.
 
-    def __init__(self, *values: Any) -> None:
-        """Fill the fields. The tensors have to outlive the record."""
-        super().__init__(*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+    `c_struct("P input output", "q height width")` has four fields, in this order. Of a tensor its
+    address is taken, and None is the null pointer. The tensors have to outlive the bytes.
+    """
+    fields = "".join(code * len(names) for code, *names in map(str.split, groups))
+    # The longest of the types at the end pads the struct, so that arrays can be joined.
+    packer = struct.Struct(f"{fields}0q")
+
+    def pack(*values: Any) -> bytes:
+        return packer.pack(*[
+            value.data_ptr() if isinstance(value, Tensor) else 0 if value is None else value
+            for value in values
+        ])  # fmt: skip
+
+    return pack
 
 
-def c_struct(*groups: str) -> type[Record]:
-    """Return the type of a C++ struct: `c_struct("P input output", "q height width")`."""
-    codes = {**CODES, "P": ctypes.c_void_p}
-    fields = [(name, codes[code]) for code, *names in map(str.split, groups) for name in names]
-    return type("Struct", (Record,), {"_fields_": fields})
-
-
-Level = c_struct("P input output gate", "q images height width")
-"""`Level` of winograd.cpp and tile_convolution.cpp."""
+_level_record = c_struct("P input output gate", "q images height width")
 
 
 def level_records(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor | None]
-) -> ctypes.Array[Record]:
-    """Return each level's addresses and sizes; `gates` is empty, or has one entry per level."""
+) -> bytes:
+    """Return each level's addresses and sizes, as `Level` of levels.h has them.
+
+    `gates` is empty, or has one entry per level.
+    """
     levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
-    records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
-    return (Level * len(records))(*records)
+    return b"".join(
+        _level_record(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels
+    )
 
 
 CACHE_LINE = 64  # [bytes]
@@ -167,7 +173,8 @@ def scratch_bytes(size: int) -> Tensor:
     """Return `size` bytes of memory that begin with a cache line."""
     # torch aligns to 64 bytes today, but promises nothing; tile rows across two lines load slower.
     block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
-    return block[-block.data_ptr() % CACHE_LINE :][:size]
+    start = -block.data_ptr() % CACHE_LINE
+    return block[start : start + size]
 
 
 def empty_maps(images: int, channels: int, *size: int) -> Tensor:
@@ -187,8 +194,8 @@ def suits_kernels(maps: Tensor) -> bool:
 def channels_last(tensor: Tensor) -> Tensor:
     """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise."""
     assert tensor.numel() > 0, "see suits_kernels"
-    # torch's own memory format is ambiguous with one channel, and for maps of one pixel.
-    return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    # With one channel, or one pixel, strides say less than this: both formats have one memory then.
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def channels_last_or_none(tensor: Tensor | None) -> Tensor | None:

@@ -125,7 +125,7 @@ class _Branches(torch.autograd.Function):
         return (masked_sum_(terms, gate) if terms else None), None
 
 
-_Norm = c_struct("q pixels channels", "P weight bias mean inverse sums")
+_norm_record = c_struct("q pixels channels", "P weight bias mean inverse sums")
 """`Norm` as batch_norm.cpp has it."""
 
 
@@ -173,7 +173,9 @@ class _BatchNorm(torch.autograd.Function):
         result = torch.empty_like(maps, memory_format=torch.channels_last)
         ctx.has_added, added = added is not None, channels_last_or_none(added)
         sums = _scratch(maps)
-        record = _Norm(maps.numel() // len(weight), len(weight), weight, bias, mean, inverse, sums)
+        channels = len(weight)
+        pixels = maps.numel() // channels
+        record = _norm_record(pixels, channels, weight, bias, mean, inverse, sums)
         BATCH_NORM.call(
             "batch_norm_forward",
             record, maps, added, result, variance, eps, relu, torch.get_num_threads(),
@@ -192,7 +194,9 @@ class _BatchNorm(torch.autograd.Function):
         grad_maps = torch.empty_like(maps, memory_format=torch.channels_last)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         sums = _scratch(maps)
-        record = _Norm(maps.numel() // len(weight), len(weight), weight, bias, mean, inverse, sums)
+        channels = len(weight)
+        pixels = maps.numel() // channels
+        record = _norm_record(pixels, channels, weight, bias, mean, inverse, sums)
         BATCH_NORM.call(
             "batch_norm_backward",
             record, slopes, maps, grad_maps, grad_weight, grad_bias, torch.get_num_threads(),

@@ -11,7 +11,6 @@ computes the tile instructions, and each raises NativeLibraryError where its ker
 compiled or loaded.
 """
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from enum import IntEnum
@@ -25,7 +24,6 @@ from common.native import CPU_FLAGS_NEEDED, NativeLibraryError
 from retinanet.engine.kernel_calls import (
     CSRC,
     Kernels,
-    Record,
     c_struct,
     channels_last,
     channels_last_or_none,
@@ -91,7 +89,7 @@ class PackedWeight(NamedTuple):
     channels: int  # Channels of the result
 
 
-_Weights = c_struct("P values scale", "q outputs inputs taps")
+_weights_record = c_struct("P values scale", "q outputs inputs taps")
 """`Weights` as tile_weights.cpp has it."""
 
 
@@ -106,7 +104,7 @@ def pack_weight(
     weight, scale = channels_last(weight.detach().float()), float32_or_none(scale)
     outputs, inputs, *size = weight.shape
     taps = size[0] * size[1]
-    record = _Weights(weight, scale, outputs, inputs, taps)
+    record = _weights_record(weight, scale, outputs, inputs, taps)
     tiles = -(-outputs // BLOCK) * -(-inputs // BLOCK) * taps
     packed = [scratch_bytes(2 * BLOCK * BLOCK * tiles) for _ in range(1 + for_gradients)]
     turned = packed[1] if for_gradients else None
@@ -146,9 +144,9 @@ def tile_convolve(
     return outputs
 
 
-_Target = c_struct("P output added gate bias", "? relu", "q outputs")
+_target_record = c_struct("P output added gate bias", "? relu", "q outputs")
 """`Target` as csrc/tile_writer.h has it."""
-_Spread = c_struct("q height width map_height map_width step")
+_spread_record = c_struct("q height width map_height map_width step")
 """`Spread` as pointwise_convolution.cpp has it."""
 
 
@@ -178,8 +176,8 @@ def pointwise_convolve(
     if spread_over is not None:
         # The kernel writes a quarter of the pixels; no gradient reaches the others.
         output.zero_()
-    spread = _Spread(height, width, *map_size, 1 if spread_over is None else 2)
-    target = _Target(output, added, gate, bias, relu, channels)
+    spread = _spread_record(height, width, *map_size, 1 if spread_over is None else 2)
+    target = _target_record(output, added, gate, bias, relu, channels)
     maps = 1 + (added is not None) + (gate is not None)
     pixels, threads = images * height * width, torch.get_num_threads()
     size = POINTWISE.library().pointwise_scratch_bytes(pixels, inputs, channels, maps, threads)
@@ -192,9 +190,9 @@ def pointwise_convolve(
     return output
 
 
-_GradientLevel = c_struct("P input gradient", "q images height width input_height input_width")
+_level_record = c_struct("P input gradient", "q images height width input_height input_width")
 """`Level` as weight_gradient.cpp and pointwise_gradient.cpp have it."""
-_GradientShape = c_struct("q inputs outputs kernel stride")  # `Shape` as weight_gradient.cpp has it
+_shape_record = c_struct("q inputs outputs kernel stride")  # `Shape` of weight_gradient.cpp
 
 
 def weight_gradient(
@@ -216,20 +214,20 @@ def weight_gradient(
     gradients = [channels_last(gradient) for gradient in gradients]
     grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=kernel)
     levels = _gradient_levels(inputs, gradients)
-    shape = _GradientShape(inputs[0].shape[1], len(grad_bias), kernel, stride)
+    shape = _shape_record(inputs[0].shape[1], len(grad_bias), kernel, stride)
     scale, threads = float32_or_none(scale), torch.get_num_threads()
-    size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(levels), shape, threads)
+    size = WEIGHT_GRADIENT.library().weight_gradient_bytes(levels, len(inputs), shape, threads)
     scratch = scratch_bytes(size)
     WEIGHT_GRADIENT.call(
         "weight_gradient_sum",
-        levels, len(levels), shape, scale, grad_weight, grad_bias, scratch, threads,
+        levels, len(inputs), shape, scale, grad_weight, grad_bias, scratch, threads,
         tiles,
         read=(*inputs, *gradients), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias
 
 
-_PixelShape = c_struct("q inputs outputs stride")  # `Shape` as pointwise_gradient.cpp has it
+_pixel_record = c_struct("q inputs outputs stride")  # `Shape` as pointwise_gradient.cpp has it
 
 
 def pointwise_weight_gradient(
@@ -247,7 +245,7 @@ def pointwise_weight_gradient(
     gradients = [channels_last(gradient) for gradient in gradients]
     grad_weight, grad_bias = _empty_gradients(inputs, gradients, kernel=1)
     levels = _gradient_levels(inputs, gradients)
-    work = (levels, len(levels), _PixelShape(inputs[0].shape[1], len(grad_bias), stride))
+    work = (levels, len(inputs), _pixel_record(inputs[0].shape[1], len(grad_bias), stride))
     scale, threads = float32_or_none(scale), torch.get_num_threads()
     size = POINTWISE_GRADIENT.library().pointwise_gradient_bytes(*work, threads)
     POINTWISE_GRADIENT.call(
@@ -258,12 +256,11 @@ def pointwise_weight_gradient(
     return grad_weight, grad_bias
 
 
-def _gradient_levels(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> ctypes.Array[Record]:
-    records = [
-        _GradientLevel(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
+def _gradient_levels(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bytes:
+    return b"".join(
+        _level_record(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
         for level, gradient in zip(inputs, gradients, strict=True)
-    ]
-    return (_GradientLevel * len(records))(*records)
+    )
 
 
 def _empty_gradients(

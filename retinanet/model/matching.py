@@ -76,9 +76,10 @@ def assign_targets(
     be 0. Nothing here grows with the number of classes, and only the result with the anchors.
     """
     level_sizes = [len(level) for level in anchors]
-    starts = torch.tensor([0, *level_sizes]).cumsum(0)
+    device = anchors[0].device
+    starts = torch.tensor([0, *level_sizes], device=device).cumsum(0)
     shapes = anchor_shapes(anchors)
-    classes = [torch.full((len(targets), size), BACKGROUND) for size in level_sizes]
+    classes = [torch.full((len(targets), size), BACKGROUND, device=device) for size in level_sizes]
     boxes: list[list[Tensor]] = [[] for _ in anchors]
     num_foreground = []
     for image, target in enumerate(targets):
@@ -122,7 +123,9 @@ def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:
     first = torch.stack([level[:ANCHORS_PER_LOCATION] for level in anchors]).double()
     second = torch.stack([level[ANCHORS_PER_LOCATION % len(level)] for level in anchors])
     last = torch.stack([level[-ANCHORS_PER_LOCATION] for level in anchors])
-    num_places = torch.tensor([len(level) // ANCHORS_PER_LOCATION for level in anchors])
+    num_places = first.new_tensor(
+        [len(level) // ANCHORS_PER_LOCATION for level in anchors], dtype=torch.int64
+    )
     extents = (last - first[:, 0])[:, :2]
     # With one column the second place is in the next row, or is the first.
     width = (second - first[:, 0])[:, 0].double().clamp(min=1)
@@ -136,7 +139,7 @@ def anchor_shapes(anchors: Sequence[Tensor]) -> AnchorShapes:
         sizes=sizes.flatten(0, 1),
         steps=steps.repeat_interleave(ANCHORS_PER_LOCATION, dim=0),
         last_places=last_places.repeat_interleave(ANCHORS_PER_LOCATION, dim=0),
-        first_index=(offsets + torch.arange(ANCHORS_PER_LOCATION)).flatten(),
+        first_index=(offsets + torch.arange(ANCHORS_PER_LOCATION, device=first.device)).flatten(),
     )
 
 
@@ -188,8 +191,9 @@ def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor
     # The indices of all anchors in these windows of the grids.
     low, counts = low.long().flatten(0, 1), counts.long().flatten(0, 1)
     numbers = counts.prod(dim=1)
-    window = torch.arange(len(numbers)).repeat_interleave(numbers)  # [P]
-    within = torch.arange(len(window)) - (numbers.cumsum(0) - numbers)[window]
+    window = torch.arange(len(numbers), device=boxes.device).repeat_interleave(numbers)  # [P]
+    within = torch.arange(len(window), device=boxes.device)
+    within -= (numbers.cumsum(0) - numbers)[window]
     shape = window % len(shapes.sizes)
     column = low[window, 0] + within % counts[window, 0]
     row = low[window, 1] + within // counts[window, 0]

@@ -27,6 +27,7 @@ constexpr int64_t PACKED = 512;
 constexpr int64_t MOST_BLOCKS = 16;  // of 16 output channels in a group, for 3×3; twice as many for 1×1
 constexpr int64_t CHUNK = 12;        // tiles along the sum whose X stays in the L1 cache, for 1×1
 constexpr int64_t TILE_BYTES = 1024;
+constexpr int64_t L2_BYTES = 1 << 21;  // of every processor with AMX so far
 constexpr int64_t TILE_SUMS = TILE_ROWS * TILE_ROWS;
 
 struct Shape {
@@ -39,7 +40,10 @@ struct Plan {
     int64_t blocks, groups;  // blocks of 16 output channels in a group, an even number; groups
     int64_t steps;           // tiles along the sum in a block of pixels
     int64_t rows, parts;     // rows of all levels; parts
-    int64_t sums;            // float32 values of a group
+    bool is_one_strip;       // each group has one: a unit's sums are complete at once, and make place for the next one's
+    int64_t unit_sums;       // float32 values of a block of outputs and a unit of inputs
+    int64_t block_sums;      // of a block of outputs and all units whose sums are kept
+    int64_t sums;            // of a group
     int64_t most_pixels;     // of X in a block
     int64_t thread_bytes;
 };
@@ -72,11 +76,15 @@ static double estimate_cycles(const Plan& plan, int64_t pixels, int64_t threads)
     const double steps = static_cast<double>(pixels) / (TILE_SUM * plan.parts);
     const double inputs = 2.0 * plan.input_units;
     const double a_step = plan.blocks * (inputs * plan.taps * 24 + 390) + inputs * (plan.taps > 1 ? 485 : 400);
-    const double sums = plan.blocks * inputs * plan.taps * TILE_BYTES;
-    const double blocks_of_pixels = std::max(1.0, steps / plan.steps);
+    const double sums = static_cast<double>(plan.sums * sizeof(float));
+    // Sums that the L2 cache does not hold beside what is packed wait for the L3 cache in every pass.
+    const double in_cache = plan.thread_bytes + sums <= L2_BYTES;
+    const double passes = std::max(1.0, steps / plan.steps) * sums / (in_cache ? 16 : 3);
     const int64_t tasks = plan.groups * plan.parts;
-    const double rounds = static_cast<double>(divided_up(tasks, threads));
-    return rounds * (steps * a_step + blocks_of_pixels * sums / 16) + tasks * sums / (8.0 * threads);
+    // A thread that is late, since another program or its core's other thread runs, leaves tasks to the others.
+    const double rounds = std::max(1.0, static_cast<double>(tasks) / threads + 0.5);
+    // The parts' sums go from core to core, at a rate that does not grow with the threads.
+    return rounds * (steps * a_step + passes) + (plan.parts > 1 ? tasks * sums / 10 : 0);
 }
 
 static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, const Shape& shape, int64_t threads) {
@@ -102,17 +110,20 @@ static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, cons
             plan.steps = std::max(PACKED / plan.blocks, divided_up(widest, TILE_SUM));
             plan.rows = rows;
             plan.parts = parts;
-            plan.sums = plan.blocks * 2 * plan.input_units * plan.taps * TILE_SUMS;
+            plan.unit_sums = 2 * plan.taps * TILE_SUMS;
+            plan.is_one_strip = level_count == 1 && parts == 1 && rows * widest <= plan.steps * TILE_SUM;
+            plan.block_sums = plan.unit_sums * (plan.is_one_strip ? 1 : plan.input_units);
+            plan.sums = plan.blocks * plan.block_sums;
             plan.most_pixels = plan.steps * TILE_SUM + (shape.kernel == 1 ? 0 : 2 * widest) + 4;
+            const int64_t copies = shape.kernel == 1 ? 1 : 2;
+            plan.thread_bytes = plan.blocks * plan.steps * TILE_BYTES + 2 * copies * plan.most_pixels * 32 +
+                                2 * plan.most_pixels * int64_t{sizeof(void*)} +
+                                (std::max(shape.inputs, shape.outputs) + 2 * UNIT) * 2 + plan.blocks * TILE_ROWS * 4;
+            plan.thread_bytes = rounded_up(plan.thread_bytes, 4096);
             const double cycles = estimate_cycles(plan, pixels, threads);
             if (least == 0 || cycles < least) best = plan, least = cycles;
         }
     }
-    const int64_t copies = shape.kernel == 1 ? 1 : 2;
-    best.thread_bytes = best.blocks * best.steps * TILE_BYTES + 2 * copies * best.most_pixels * 32 +
-                        2 * best.most_pixels * int64_t{sizeof(void*)} +
-                        (std::max(shape.inputs, shape.outputs) + 2 * UNIT) * 2 + best.blocks * TILE_ROWS * 4;
-    best.thread_bytes = rounded_up(best.thread_bytes, 4096);
     return best;
 }
 
@@ -362,12 +373,12 @@ static void sum_unit(
 }
 
 // A strip's products of one unit of input channels with a group of output channels. `sums`: of the unit's first
-// 16 channels and the group's first block; [blocks][input blocks][taps] tiles in all.
+// 16 channels and the group's first block.
 template <class Tiles>
 static void sum_strip(
     const Workspace& work, const Plan& plan, int64_t steps, int64_t pitch, int64_t blocks, float* sums, bool first, Ahead ahead) {
     const int64_t block = plan.steps * TILE_VALUES;                        // of the packed gradient
-    const int64_t next = 2 * plan.input_units * plan.taps * TILE_SUMS;     // sums of the next block
+    const int64_t next = plan.block_sums;
     const int64_t half = plan.most_pixels * 16;                            // of the packed input
     if (plan.taps == 1) {
         for (int64_t begin = 0; begin < steps; begin += CHUNK) {
@@ -401,6 +412,8 @@ static void sum_strip(
 // Where a group's part of the sums begins and which channels it has.
 struct Group {
     int64_t first_unit, units;
+
+    int64_t outputs(const Shape& shape) const { return std::min(units * UNIT, shape.outputs - first_unit * UNIT); }
 };
 
 static Group find_group(const Plan& plan, int64_t index) {
@@ -408,9 +421,55 @@ static Group find_group(const Plan& plan, int64_t index) {
     return {first, std::min(plan.blocks / 2, plan.output_units - first)};
 }
 
+// Where the results go: weights [outputs, kernel, kernel, inputs], times `scale` unless that is null, and biases.
+struct Result {
+    const float* scale;
+    float *weights, *bias;
+};
+
+// The sums of an output channel and a unit of input channels, of `parts` parts `apart` values apart, become its
+// weights. `sums` are those of the unit and the group, whose place for the output is `place`.
+static void write_unit(
+    const float* sums, int64_t parts, int64_t apart, const Shape& shape, const Plan& plan, int64_t place, int64_t output, int64_t unit,
+    const Result& result) {
+    const int64_t kernel = shape.kernel, count = std::min(UNIT, shape.inputs - unit * UNIT);
+    const float scale = result.scale ? result.scale[output] : 1.0f;
+    const float* row = sums + (place / UNIT * 2 + place % 2) * plan.block_sums + place % UNIT / 2 * 16;
+    float* weights = result.weights + output * plan.taps * shape.inputs + unit * UNIT;
+    for (int64_t y = 0; y < kernel; y++) {
+        for (int64_t x = 0; x < kernel; x++) {
+            const float* from = row + tap_place(plan.taps, y, x) * TILE_SUMS;
+            float even[16] = {}, odd[16] = {}, both[UNIT];
+            for (int64_t part = 0; part < parts; part++) {
+                for (int c = 0; c < 16; c++) even[c] += from[part * apart + c];
+                for (int c = 0; c < 16; c++) odd[c] += from[part * apart + plan.taps * TILE_SUMS + c];
+            }
+            for (int c = 0; c < 16; c++) both[2 * c] = scale * even[c], both[2 * c + 1] = scale * odd[c];
+            std::memcpy(weights + (y * kernel + x) * shape.inputs, both, count * sizeof(float));
+        }
+    }
+}
+
+// The same of all units of input channels of an output.
+static void write_output(
+    const float* sums, int64_t parts, const Shape& shape, const Plan& plan, int64_t place, int64_t output, const Result& result) {
+    for (int64_t unit = 0; unit < plan.input_units; unit++)
+        write_unit(sums + unit * plan.unit_sums, parts, plan.sums, shape, plan, place, output, unit, result);
+}
+
+// The biases of an output, of `parts` parts that are `apart` values apart.
+static void write_bias(const float* biases, int64_t parts, int64_t apart, int64_t place, int64_t output, const Result& result) {
+    if (!result.bias) return;
+    const int64_t from = place / UNIT * UNIT + place % 2 * 16 + place % UNIT / 2;
+    float sum = 0.0f;
+    for (int64_t part = 0; part < parts; part++) sum += biases[part * apart + from];
+    result.bias[output] = sum;
+}
+
 // One strip: packs the group's gradients once, each unit of the inputs once, and sums their products.
 template <class Tiles>
-static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
+static void add_strip(
+    const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first, const Result& result) {
     const GradientLevel& level = *strip.level;
     const int64_t pitch = row_pitch(level, shape);
     const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
@@ -437,7 +496,11 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
         pack_input(work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
         if (plan.taps != 1) pack_input(work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
         const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps);
-        sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, sums + 2 * unit * plan.taps * TILE_SUMS, first, ahead);
+        float* unit_sums = plan.is_one_strip ? sums : sums + unit * plan.unit_sums;
+        sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, unit_sums, first, ahead);
+        if (!plan.is_one_strip) continue;
+        for (int64_t place = 0; place < group.outputs(shape); place++)
+            write_unit(unit_sums, 1, 0, shape, plan, place, group.first_unit * UNIT + place, unit, result);
     }
 }
 
@@ -445,7 +508,7 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
 template <class Tiles>
 static void add_rows(
     const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
-    Workspace& work, float* sums) {
+    Workspace& work, float* sums, const Result& result) {
     bool first = true;
     int64_t passed = 0;
     std::fill(work.bias, work.bias + plan.blocks * TILE_ROWS, 0.0f);
@@ -454,7 +517,7 @@ static void add_rows(
         const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / row_pitch(levels[l], shape));
         for (int64_t row = std::max<int64_t>(0, begin - passed); row < std::min(rows, end - passed); row += at_once) {
             const Strip strip{&levels[l], row, std::min({row + at_once, rows, end - passed})};
-            add_strip<Tiles>(strip, shape, plan, group, work, sums, first);
+            add_strip<Tiles>(strip, shape, plan, group, work, sums, first, result);
             first = false;
         }
         passed += rows;
@@ -473,62 +536,45 @@ static int64_t part_begin(const GradientLevel* levels, int64_t level_count, cons
     return passed;
 }
 
-// The sums of an output channel, `of_parts` apart, times `scale` to its weights [kernel, kernel, inputs].
-static void write_weights(const float* sums, int64_t parts, int64_t of_parts, const Shape& shape, const Plan& plan, int64_t channel, float scale, float* weights) {
-    const int64_t kernel = shape.kernel, blocks = 2 * plan.input_units;
-    const float* row = sums + (channel / UNIT * 2 + channel % 2) * blocks * plan.taps * TILE_SUMS + channel % UNIT / 2 * 16;
-    for (int64_t y = 0; y < kernel; y++) {
-        for (int64_t x = 0; x < kernel; x++) {
-            const float* tap = row + tap_place(plan.taps, y, x) * TILE_SUMS;
-            float* to = weights + (y * kernel + x) * shape.inputs;
-            for (int64_t unit = 0; unit < plan.input_units; unit++) {
-                float even[16] = {}, odd[16] = {}, both[UNIT];
-                const float* from = tap + 2 * unit * plan.taps * TILE_SUMS;
-                for (int64_t part = 0; part < parts; part++) {
-                    for (int c = 0; c < 16; c++) even[c] += from[part * of_parts + c];
-                    for (int c = 0; c < 16; c++) odd[c] += from[part * of_parts + plan.taps * TILE_SUMS + c];
-                }
-                for (int c = 0; c < 16; c++) both[2 * c] = scale * even[c], both[2 * c + 1] = scale * odd[c];
-                std::memcpy(to + unit * UNIT, both, std::min(UNIT, shape.inputs - unit * UNIT) * sizeof(float));
-            }
-        }
-    }
-}
-
 template <class Tiles>
 static void weight_gradient(
-    const GradientLevel* levels, int64_t level_count, const Shape& shape, const float* scale, float* gradient, float* bias, char* scratch,
-    int32_t threads) {
+    const GradientLevel* levels, int64_t level_count, const Shape& shape, const Result& result, char* scratch, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, shape, threads);
     const int64_t tasks = plan.groups * plan.parts;
-    char* own_memory = scratch;
     float* sums = reinterpret_cast<float*>(scratch + threads * plan.thread_bytes);
     float* biases = sums + tasks * plan.sums;
     const int64_t group_channels = plan.blocks * TILE_ROWS;
 #pragma omp parallel num_threads(threads)
     {
-        Workspace work(own_memory + omp_get_thread_num() * plan.thread_bytes, plan, shape);
+        Workspace work(scratch + omp_get_thread_num() * plan.thread_bytes, plan, shape);
         Tiles::begin();
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t part = task % plan.parts;
+            const Group group = find_group(plan, task / plan.parts);
+            float* task_sums = sums + task * plan.sums;
             add_rows<Tiles>(
                 levels, level_count, shape, plan, part_begin(levels, level_count, shape, plan, part),
-                part_begin(levels, level_count, shape, plan, part + 1), find_group(plan, task / plan.parts), work, sums + task * plan.sums);
-            std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
+                part_begin(levels, level_count, shape, plan, part + 1), group, work, task_sums, result);
+            if (plan.parts > 1) {
+                std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
+                continue;
+            }
+            // At once, while the sums are in this core's cache.
+            for (int64_t place = 0; place < group.outputs(shape); place++) {
+                const int64_t output = group.first_unit * UNIT + place;
+                if (!plan.is_one_strip) write_output(task_sums, 1, shape, plan, place, output, result);
+                write_bias(work.bias, 1, 0, place, output, result);
+            }
         }
         Tiles::end();
+        if (plan.parts > 1) {
 #pragma omp for schedule(static)
-        for (int64_t output = 0; output < shape.outputs; output++) {
-            const int64_t group = output / group_channels, channel = output % group_channels;
-            const int64_t task = group * plan.parts;
-            write_weights(
-                sums + task * plan.sums, plan.parts, plan.sums, shape, plan, channel, scale ? scale[output] : 1.0f,
-                gradient + output * plan.taps * shape.inputs);
-            if (!bias) continue;
-            bias[output] = 0.0f;
-            const int64_t place = channel / UNIT * UNIT + channel % 2 * 16 + channel % UNIT / 2;
-            for (int64_t part = 0; part < plan.parts; part++) bias[output] += biases[(task + part) * group_channels + place];
+            for (int64_t output = 0; output < shape.outputs; output++) {
+                const int64_t task = output / group_channels * plan.parts, place = output % group_channels;
+                write_output(sums + task * plan.sums, plan.parts, shape, plan, place, output, result);
+                write_bias(biases + task * group_channels, plan.parts, group_channels, place, output, result);
+            }
         }
     }
 }
@@ -547,7 +593,7 @@ void weight_gradient_sum(
     const GradientLevel* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias, char* scratch,
     int32_t threads, int32_t tiles) {
     with_tiles(tiles, [&](auto kind) {
-        weight_gradient<decltype(kind)>(levels, level_count, *shape, scale, gradient, bias, scratch, threads);
+        weight_gradient<decltype(kind)>(levels, level_count, *shape, {scale, gradient, bias}, scratch, threads);
     });
 }
 

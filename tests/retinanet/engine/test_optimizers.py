@@ -14,6 +14,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from common.native import usable_instruction_sets
 from retinanet.engine.optimizers import (
     STEP_KERNELS,
+    FusedAdam,
+    FusedAdamW,
+    FusedSGD,
     Lamb,
     clip_gradients,
     gradient_norm,
@@ -83,14 +86,57 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.usefixtures("instruction_set")
 def test_steps_are_torchs(
     name: str, reference: Callable[..., Optimizer], settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
     model, other = Layers().to(dtype), Layers().to(dtype)
     fused = make_optimizer(model, name=name, learning_rate=0.02, **settings)
     assert fused.param_groups[0]["fused"]
+    assert type(fused) is (reference if dtype == torch.float64 else FUSED[reference])
     plain = reference(trainable(other), lr=0.02, foreach=False, **settings)
     assert_close(train_model(fused, model), train_model(plain, other))
+    names = [[*map(set, each.state_dict()["state"].values())] for each in (fused, plain)]
+    assert names[0] == names[1]
+
+
+FUSED: dict[Any, type[Optimizer]] = {Adam: FusedAdam, AdamW: FusedAdamW, SGD: FusedSGD}
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"),
+    reason="torch rounds otherwise on this processor",
+)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adam", {}),
+        ("adam", {"weight_decay": 0.1, "beta1": 0.3}),
+        ("adamw", {"weight_decay": 0.1}),
+        ("sgd", {}),
+        ("sgd", {"weight_decay": 0.1, "momentum": 0.9}),
+    ],
+)
+def test_steps_are_those_of_torchs_fused_to_the_last_bit(
+    name: str, settings: dict[str, Any]
+) -> None:
+    # More values than a thread takes at a time, and no multiples of a vector's.
+    models = [nn.Linear(181, 203), nn.Linear(181, 203)]
+    models[1].load_state_dict(models[0].state_dict())
+    make: Make = partial(make_optimizer, name=name, learning_rate=0.02, **settings)
+    ours, theirs = (make(model) for model in models)
+    theirs.__class__ = {fused: plain for plain, fused in FUSED.items()}[type(ours)]
+    weights = [
+        train_model(optimizer, model)
+        for optimizer, model in zip((ours, theirs), models, strict=True)
+    ]
+    assert_equal(*weights)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_steps_are_torchs_own() -> None:
+    for name, kind in (("adam", Adam), ("adamw", AdamW), ("sgd", SGD)):
+        assert type(make_optimizer(Layers(), name=name, learning_rate=0.1)) is kind
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -358,13 +404,29 @@ def list_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("longest", [0.5, 1e6])
-def test_clipping_is_torchs_to_the_last_bit(longest: float) -> None:
+def test_clipping_is_torchs(longest: float) -> None:
     ours, theirs = parameters_with_gradients(), parameters_with_gradients()
     norm = gradient_norm(ours)
     clip_gradients(ours, norm=norm, longest=longest)
-    assert norm == clip_grad_norm_(theirs, longest).item()
-    assert_equal(list_gradients(ours), list_gradients(theirs))
+    assert norm == pytest.approx(clip_grad_norm_(theirs, longest).item(), rel=1e-6)
+    for gradient, other in zip(list_gradients(ours), list_gradients(theirs), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-6, atol=0)
     assert gradient_norm(ours) == pytest.approx(min(norm, longest), rel=1e-5)
+
+
+@pytest.mark.usefixtures("instruction_set", "threads_restored")
+def test_the_norm_is_exact_for_any_number_of_threads() -> None:
+    # More values than a thread takes at a time, and a remainder.
+    parameter = nn.Parameter(torch.zeros(100_003))
+    parameter.grad = torch.randn(100_003, generator=torch.Generator().manual_seed(6))
+    norms = set()
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        norms.add(gradient_norm([parameter, *parameters_with_gradients()]))
+    [norm] = norms
+    gradients = [parameter.grad, *list_gradients(parameters_with_gradients())]
+    squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert norm == pytest.approx(math.sqrt(squares), rel=1e-7)
 
 
 def test_without_a_largest_norm_gradients_are_not_clipped() -> None:

@@ -78,6 +78,8 @@ POINTWISE = {
 }
 WEIGHT_GRADIENTS = {
     **DENSE,
+    "one small map": Case(2, 96, 160, [(4, 3)]),
+    "1x1 of one small map": Case(1, 160, 320, [(3, 4)], threads=3, kernel=1),
     "1x1": Case(2, 64, 96, [(13, 11), (5, 5)], kernel=1),
     "1x1 with odd channels": Case(1, 31, 33, [(7, 9)], threads=3, kernel=1),
     "1x1 of stride 2": Case(2, 40, 64, [(13, 10)], kernel=1, stride=2),

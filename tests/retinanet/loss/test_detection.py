@@ -51,6 +51,15 @@ def test_a_batch_is_the_mean_of_its_images() -> None:
         torch.testing.assert_close(loss, torch.stack([single[name] for single in alone]).mean())
 
 
+def test_tensors_are_made_on_the_device_of_the_anchors() -> None:
+    outputs, targets = random_outputs(2), [TWO_BOXES, ONE_BOX]
+    expected = detection_loss(outputs, ANCHORS, targets, focal_form="reference")
+    # What names no device is on another one here, as on a machine with a GPU.
+    with torch.device("meta"):
+        losses = detection_loss(outputs, ANCHORS, targets, focal_form="reference")
+    assert losses == expected
+
+
 def test_each_image_is_divided_by_its_foreground_anchors_or_one() -> None:
     # All logits 0: an anchor costs .75 u for each class it is not and .25 u for the one it is,
     # u = ln 2 / 4; ignored anchors cost nothing.
