@@ -132,12 +132,16 @@ class Kernels:
             getattr(self.library(), function)(*arguments)
 
 
+NUMBERS = (int, float, type(None))
+
+
 class Record(ctypes.Structure):
     """A struct of the C++, from its fields in order; of a tensor its address is taken."""
 
     def __init__(self, *values: Any) -> None:
         """Fill the fields. The tensors have to outlive the record."""
-        super().__init__(*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+        # isinstance with Tensor takes four times as long: torch has a check of its own.
+        super().__init__(*[v if isinstance(v, NUMBERS) else v.data_ptr() for v in values])
 
 
 def c_struct(*groups: str) -> type[Record]:
@@ -155,8 +159,10 @@ def level_records(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], gates: Sequence[Tensor | None]
 ) -> ctypes.Array[Record]:
     """Return each level's addresses and sizes; `gates` is empty, or has one entry per level."""
-    levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
-    records = [Level(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels]
+    records = []
+    for level, out, gate in zip(inputs, outputs, gates or [None] * len(inputs), strict=True):
+        images, _, height, width = level.shape
+        records.append(Level(level, out, gate, images, height, width))
     return (Level * len(records))(*records)
 
 
@@ -165,9 +171,12 @@ CACHE_LINE = 64  # [bytes]
 
 def scratch_bytes(size: int) -> Tensor:
     """Return `size` bytes of memory that begin with a cache line."""
-    # torch aligns to 64 bytes today, but promises nothing; tile rows across two lines load slower.
-    block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
-    return block[-block.data_ptr() % CACHE_LINE :][:size]
+    block = torch.empty(size, dtype=torch.uint8)
+    if block.data_ptr() % CACHE_LINE:
+        # torch aligns so today, but promises nothing; tile rows across two lines load slower.
+        block = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+        block = block[-block.data_ptr() % CACHE_LINE :][:size]
+    return block
 
 
 def empty_maps(images: int, channels: int, *size: int) -> Tensor:
@@ -187,6 +196,8 @@ def suits_kernels(maps: Tensor) -> bool:
 def channels_last(tensor: Tensor) -> Tensor:
     """Return the tensor as [N, H, W, C] in memory, copied if it is laid out otherwise."""
     assert tensor.numel() > 0, "see suits_kernels"
+    if tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
     # torch's own memory format is ambiguous with one channel, and for maps of one pixel.
     return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
@@ -198,7 +209,9 @@ def channels_last_or_none(tensor: Tensor | None) -> Tensor | None:
 
 def float32_or_none(vector: Tensor | None) -> Tensor | None:
     """Return a constant in float32, in order in memory; it may be missing."""
-    return None if vector is None else vector.detach().float().contiguous()
+    if vector is None or (vector.dtype == torch.float32 and vector.is_contiguous()):
+        return vector
+    return vector.detach().float().contiguous()
 
 
 def is_one_block(tensor: Tensor) -> bool:
