@@ -21,8 +21,13 @@ from common.errors import InputError
 from common.processes import finished
 from common.program import FOLDER, IS_INSTALLED, program_version
 
-BF16_FLAGS = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")
-"""Names in /proc/cpuinfo of instructions for BF16: Intel's, AMD's, and ARM's."""
+BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+"""Names in /proc/cpuinfo of the BF16 instructions that kernels use: Intel's and AMD's.
+
+Not Arm's `bf16` and `svebf16`: there oneDNN computes most of a step in float32 anyway, and our own
+kernels are x86's.
+"""
+CPUINFO = Path("/proc/cpuinfo")
 FLAGS = ("flags", "Features")  # names of their line: on x86, on ARM
 PACKAGES = ("torch", "torchvision", "intel-extension-for-pytorch")
 # Linux writes `kB` in /proc and means 1,024 bytes.
@@ -33,9 +38,9 @@ START_TIME = 19
 """Index of the start time in /proc/PID/stat, counted from the first field after the name."""
 
 
-def cpu_flags() -> set[str]:
+def cpu_flags(file: Path = CPUINFO) -> set[str]:
     """Return the processor's features as /proc/cpuinfo names them, such as `avx512_bf16`."""
-    return set(cpu_field(FLAGS).split())
+    return set(cpu_field(FLAGS, file).split())
 
 
 def processor_name() -> str:
@@ -44,23 +49,19 @@ def processor_name() -> str:
 
 
 @cache
-def cpu_field(names: tuple[str, ...]) -> str:
+def cpu_field(names: tuple[str, ...], file: Path = CPUINFO) -> str:
     """Return the first line of /proc/cpuinfo with one of the names; empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    named = (line.partition(":") for line in lines)
+    named = (line.partition(":") for line in read_proc_text(file).splitlines())
     return next((value.strip() for name, _, value in named if name.strip() in names), "")
 
 
 def bf16_flag(flags: Collection[str]) -> str | None:
-    """Return the name of the processor's BF16 instructions; None if there are none."""
+    """Return the name of the BF16 instructions that kernels use; None if there are none."""
     return next((flag for flag in BF16_FLAGS if flag in flags), None)
 
 
 def fastest_precision(flags: Collection[str] | None = None) -> str:
-    """Return `bf16` if the processor (or one with these flags) has instructions for it."""
+    """Return `bf16` if the processor (or one with these flags) computes it faster than float32."""
     return "bf16" if bf16_flag(cpu_flags() if flags is None else flags) else "float32"
 
 

@@ -332,7 +332,7 @@ class EngineConfig:
         # pydantic does not validate defaults by itself, and `auto` would stay.
         Field(validate_default=True),
     ] = "auto"
-    """Number format of the model; auto: bf16 if the processor supports it, else float32. [name]"""
+    """Number format of the model; auto: bf16 with AMX or AVX-512 BF16, else float32. [name]"""
     convolutions: Annotated[
         Literal["auto", "onednn", "winograd"],
         refused(

@@ -189,7 +189,7 @@ def lacking(
     `options` are all that its recipe is given, `allocator` is its memory policy.
     """
     if "bf16" in variant.needs and bf16_flag(cpu_flags()) is None:
-        yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS[:2])})"
+        yield f"the processor has no instructions for BF16 ({' or '.join(BF16_FLAGS)})"
     if "ipex" in variant.needs:
         try:
             interpreter_with_ipex()

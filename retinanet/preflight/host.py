@@ -247,7 +247,7 @@ FLOAT32 = "engine.precision=float32"
 def check_precision(
     precision: str, *, convolutions: str = "auto", flags: Collection[str] | None = None
 ) -> Finding:
-    """Check whether the processor has instructions for the precision, `bf16` or `float32`.
+    """Check whether the precision, `bf16` or `float32`, is fast on the processor.
 
     `convolutions` are `auto`, `onednn` or `winograd`, `flags` the processor's; None: this one's.
     """
@@ -260,11 +260,11 @@ def check_precision(
         return ok(PRECISION, f"{precision}, supported by every processor")
     if instructions:
         return ok(PRECISION, f"bf16, supported by the processor ({instructions})")
-    # Without BF16, oneDNN converts to float32; below AVX-512 it has no fast BF16 kernels at all.
+    # Without BF16, oneDNN converts to float32; below AVX-512, and on Arm, few kernels are fast.
     if "avx512bw" in known:
         detail = "bf16, which this processor (AVX-512 without BF16) converts to float32"
         return warning(PRECISION, detail, fix=f"{FLOAT32} is as fast or faster")
-    detail = "bf16, not supported by this processor: steps take many times as long"
+    detail = "bf16, without fast kernels for this processor: steps take many times as long"
     return warning(PRECISION, detail, fix=f"set {FLOAT32}")
 
 

@@ -14,6 +14,7 @@ from common.machine import (
     ProcessIdentity,
     bf16_flag,
     built_commit,
+    cpu_flags,
     fastest_precision,
     kill_if_local,
     own_process,
@@ -37,20 +38,42 @@ def test_commit_of_a_container_image(tmp_path: Path) -> None:
     assert built_commit(file) == "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.mark.parametrize(
-    ("flags", "precision"),
-    [
-        ({"avx2", "avx512f", "avx512_bf16"}, "bf16"),
-        ({"avx512f", "amx_tile", "amx_bf16"}, "bf16"),
-        ({"asimd", "bf16"}, "bf16"),
-        ({"avx2", "avx512f", "avx512bw", "avx512_vnni"}, "float32"),
-        ({"avx2"}, "float32"),
-        (set(), "float32"),
-    ],
-)
-def test_fastest_precision(flags: set[str], precision: str) -> None:
-    assert fastest_precision(flags) == precision
-    assert (bf16_flag(flags) is None) == (precision == "float32")
+N1 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop"
+V1 = "jscvt fcma sha3 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm dcpodp svei8mm svebf16"
+SKYLAKE = "fpu sse2 ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt xsave avx f16c lahf_lm abm bmi1 avx2"
+SKYLAKE += " bmi2 erms avx512f avx512dq clflushopt avx512cd avx512bw avx512vl xsaveopt xsavec"
+PROCESSORS = {
+    "AWS Graviton 2": (
+        "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {}\n",
+        f"{N1} asimddp ssbs",
+    ),
+    "AWS Graviton 3": (
+        "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: {}\nCPU implementer\t: 0x41\n",
+        f"{N1} {V1} i8mm bf16 dgh rng",
+    ),
+    "Apple M2": ("processor\t: 0\nFeatures\t: {}\n", f"{N1} jscvt fcma sha3 ecv bf16 i8mm bti"),
+    "Core i7": ("model name\t: 12th Gen Intel(R) Core(TM)\nflags\t\t: {}\n", "fma avx2 avx_vnni"),
+    "Cascade Lake": ("vendor_id\t: GenuineIntel\nflags\t\t: {}\n", f"{SKYLAKE} avx512_vnni"),
+    "Zen 4": ("vendor_id\t: AuthenticAMD\nflags\t\t: {}\n", f"{SKYLAKE} avx512_vnni avx512_bf16"),
+    "Sapphire Rapids": (
+        "vendor_id\t: GenuineIntel\nflags\t\t: {}\n",
+        f"{SKYLAKE} avx_vnni avx512_bf16 avx512_vnni amx_bf16 avx512_fp16 amx_tile amx_int8",
+    ),
+    "/proc is hidden": ("{}", ""),
+}
+"""Lines of /proc/cpuinfo, and flags in them."""
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_fastest_precision(name: str, tmp_path: Path) -> None:
+    text, flags = PROCESSORS[name]
+    file = tmp_path / "cpuinfo"
+    file.write_text(text.format(flags) if flags else "")
+    known = cpu_flags(file)
+    assert known == set(flags.split())
+    instructions = {"Zen 4": "avx512_bf16", "Sapphire Rapids": "amx_bf16"}.get(name)
+    assert bf16_flag(known) == instructions
+    assert fastest_precision(known) == ("bf16" if instructions else "float32")
 
 
 def test_auto_precision_of_the_configuration() -> None:

@@ -246,12 +246,13 @@ static Row find_row(const Task& task, int64_t image, int64_t y) {
     return row;
 }
 
-// A row of the result, unit by unit: a unit's weights stay in the first cache, three rows of the map in the second.
+// Channels `first` … `end` of a row of the result, unit by unit: a unit's weights stay in the first cache, three
+// rows of the map in the second.
 template <typename Pattern, int width>
-WITH_BF16 static void compute_row(const Task& task, int64_t image, int64_t y) {
+WITH_BF16 static void compute_row(const Task& task, int64_t image, int64_t y, int64_t first, int64_t end) {
     const Row row = find_row(task, image, y);
     constexpr int SPREAD = Pattern::SPREAD;
-    for (int64_t channel = 0; channel < task.shape.channels; channel += UNIT) {
+    for (int64_t channel = first; channel < end; channel += UNIT) {
         int64_t x = 0, left = (task.result_width + SPREAD - 1) / SPREAD * SPREAD;
         // Sums of 10 columns are 20 of the 32 registers.
         const auto compute = [&](auto columns) {
@@ -266,7 +267,7 @@ WITH_BF16 static void compute_row(const Task& task, int64_t image, int64_t y) {
     }
 }
 
-using ComputeRow = void (*)(const Task&, int64_t, int64_t);
+using ComputeRow = void (*)(const Task&, int64_t, int64_t, int64_t, int64_t);
 
 template <typename Pattern>
 static ComputeRow row_of_width(int64_t group_width) {
@@ -299,7 +300,9 @@ void grouped_rows_convolve(
         : row_of_width<Convolution2>(width);
     const int64_t rows = shape->images * task.result_height;
     // Rows that follow each other read the same rows of the source.
-    const int64_t step = std::max<int64_t>(rows / (8 * threads), 1);
+    const int64_t step = std::max<int64_t>(rows / (8 * threads), 1), blocks = divided_up(rows, step);
+    // Small maps have too few rows for all threads: then units of a row are shared, too.
+    const int64_t parts = std::min(units, divided_up(4 * threads, blocks));
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
@@ -311,9 +314,12 @@ void grouped_rows_convolve(
             }
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t first = 0; first < rows; first += step) {
+        for (int64_t job = 0; job < blocks * parts; job++) {
+            const int64_t first = job / parts * step, part = job % parts;
             for (int64_t row = first; row < std::min(first + step, rows); row++) {
-                compute(task, row / task.result_height, row % task.result_height);
+                compute(
+                    task, row / task.result_height, row % task.result_height, units * part / parts * UNIT,
+                    units * (part + 1) / parts * UNIT);
             }
             _mm_sfence();  // other threads read the result next
         }

@@ -28,19 +28,18 @@ static int64_t count_pixels(const GradientLevel* levels, int64_t level_count) {
 struct Plan {
     int64_t output_block, input_block;  // channels
     int64_t output_blocks, input_blocks, parts;
-    int64_t part_pixels, step;  // step: pixels in a panel
-    int64_t thread_values;      // of panels
+    int64_t part_pixels, step, steps;  // step: pixels in a panel; steps: of a part
+    int64_t thread_values;             // of panels
 };
 
 // About how many cycles a plan takes; only the order of plans matters.
 static double estimate_cycles(const Plan& plan, int64_t threads) {
     const double products = static_cast<double>(plan.output_block) * plan.input_block;
-    const double steps = divided_up(plan.part_pixels, plan.step);
     const double sums = products * sizeof(float);
     // One product a cycle; maps come from memory, sums from the level-3 cache unless they fit the level-2
     // cache beside the panels.
     const double packing = 0.7 * (plan.output_block + plan.input_block) * plan.part_pixels;
-    const double moving = (sums > 400e3 ? 1.0 / 32 : 1.0 / 128) * sums * steps;
+    const double moving = (sums > 400e3 ? 1.0 / 32 : 1.0 / 128) * sums * plan.steps;
     const int64_t items = plan.output_blocks * plan.input_blocks * plan.parts;
     const double rounds = static_cast<double>(divided_up(items, threads));
     // Each further part's sums are written to memory, read and added.
@@ -52,22 +51,24 @@ static Plan plan_gradient(int64_t pixels, const Shape& shape, int64_t threads) {
     Plan best{};
     double least = 0;
     const int64_t most_parts = std::max<int64_t>(1, std::min(threads, pixels / SUMMED));
-    for (int64_t outputs = rounded_up(shape.outputs, PANEL_COLUMNS); ; outputs = rounded_up(outputs / 2, PANEL_COLUMNS)) {
-        for (int64_t inputs = shape.inputs; ; inputs = rounded_up(inputs / 2, PANEL_COLUMNS)) {
-            for (int64_t parts = 1; parts <= most_parts; parts++) {
-                Plan plan{outputs, inputs, divided_up(shape.outputs, outputs), divided_up(shape.inputs, inputs), parts, 0, 0, 0};
-                plan.part_pixels = rounded_up(divided_up(pixels, parts), 2);
-                plan.parts = divided_up(pixels, plan.part_pixels);  // each has some
-                const int64_t steps = divided_up(plan.part_pixels, SUMMED);
-                plan.step = rounded_up(divided_up(plan.part_pixels, steps), 2);
-                plan.thread_values = (outputs + inputs) / PANEL_COLUMNS * PANEL_VALUES;
+    for (int64_t parts = 1; parts <= most_parts; parts++) {
+        Plan plan{};
+        plan.part_pixels = rounded_up(divided_up(pixels, parts), 2);
+        plan.parts = divided_up(pixels, plan.part_pixels);  // each has some
+        plan.step = rounded_up(divided_up(plan.part_pixels, divided_up(plan.part_pixels, SUMMED)), 2);
+        plan.steps = divided_up(plan.part_pixels, plan.step);
+        for (int64_t outputs = shape.outputs; ; outputs = rounded_up(outputs / 2, PANEL_COLUMNS)) {
+            plan.output_block = outputs, plan.output_blocks = divided_up(shape.outputs, outputs);
+            for (int64_t inputs = shape.inputs; ; inputs = rounded_up(inputs / 2, PANEL_COLUMNS)) {
+                plan.input_block = inputs, plan.input_blocks = divided_up(shape.inputs, inputs);
                 const double cycles = estimate_cycles(plan, threads);
                 if (least == 0 || cycles < least) best = plan, least = cycles;
+                if (inputs == PANEL_COLUMNS) break;
             }
-            if (inputs == PANEL_COLUMNS) break;
+            if (outputs == PANEL_COLUMNS) break;
         }
-        if (outputs == PANEL_COLUMNS) break;
     }
+    best.thread_values = (best.output_block + best.input_block) / PANEL_COLUMNS * PANEL_VALUES;
     return best;
 }
 
@@ -123,6 +124,7 @@ WITH_BF16 static void sum_block(
     const int64_t inputs = std::min(plan.input_block, shape.inputs - input);
     Bfloat16* of_gradients = panels + plan.input_block / PANEL_COLUMNS * PANEL_VALUES;
     const Bfloat16 *input_pixels[SUMMED], *gradient_pixels[SUMMED];
+    if (totals) std::fill(totals + output, totals + output + outputs, 0.0f);
     int64_t count = std::min(plan.step, end - begin);
     find_pixels(levels, shape, begin, count, input_pixels, gradient_pixels);
     for (int64_t first = begin; first < end; first += plan.step) {
@@ -181,7 +183,6 @@ WITH_BF16 void pointwise_gradient_sum(
     Bfloat16* panels = reinterpret_cast<Bfloat16*>(scratch);
     float* sums = reinterpret_cast<float*>(panels + threads * plan.thread_values);  // [parts, outputs, inputs] in tiles
     float* totals = sums + plan.parts * outputs * inputs;  // [parts, outputs]: the bias's gradient
-    std::fill(totals, totals + plan.parts * outputs, 0.0f);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(3) schedule(dynamic)

@@ -22,6 +22,8 @@ constexpr int64_t TILES = 84;        // taken through all channels at once, a mu
 constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
 constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
 constexpr int64_t WIDE = 256;        // the same where it has several
+// The time that the transform of an input takes, in that of products for so many outputs.
+constexpr int64_t TRANSFORM = 32;
 constexpr int64_t GRADIENT_TILES = SUMMED;  // taken through all channels of a weight gradient at once
 constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradient at once, at most
 
@@ -189,19 +191,42 @@ WITH_BF16 static void fill_rows(
     }
 }
 
-// One block of tiles through all channels. Where the sum has one block (256 channels), the tiles are
-// transformed once, and few outputs at a time keep the sums in the cache; where it has several, they are
-// transformed again for each range of outputs, which is therefore wide.
+// How a convolution is shared: blocks of `step` tiles × parts of the outputs.
+struct ConvolutionPlan {
+    int64_t tiles, step, part;  // part: outputs, but for the last one
+    int64_t parts, items;
+};
+
+static ConvolutionPlan plan_convolution(
+    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int64_t threads) {
+    ConvolutionPlan best{};
+    const int64_t tiles = count_tiles(levels, level_count);
+    // Small inputs in smaller blocks, so that every thread gets several.
+    const int64_t step = std::min(TILES, rounded_up(divided_up(tiles, 4 * threads), ROWS));
+    // Each part transforms the tiles again, so there are several only where threads would wait.
+    int64_t least = 0;
+    for (int64_t part = rounded_up(outputs, NARROW); part > 0; part -= NARROW) {
+        const int64_t parts = divided_up(outputs, part), items = divided_up(tiles, step) * parts;
+        const int64_t transforms = inputs <= SUM_BLOCK ? 1 : divided_up(part, WIDE);
+        const int64_t time = divided_up(items, threads) * (part + transforms * TRANSFORM);
+        if (least == 0 || time < least) best = {tiles, step, part, parts, items}, least = time;
+    }
+    return best;
+}
+
+// One block of tiles through all channels, for outputs from `first_output` to `end`. Where the sum has one
+// block (256 channels), the tiles are transformed once, and few outputs at a time keep the sums in the cache;
+// where it has several, they are transformed again for each range of outputs, which is therefore wide.
 WITH_BF16 static void convolve_block(
-    const Level* levels, int64_t first_tile, int64_t tiles, int64_t inputs, int64_t outputs,
+    const Level* levels, int64_t first_tile, int64_t tiles, int64_t inputs, int64_t outputs, int64_t first_output, int64_t end,
     const Bfloat16* panels, const float* bias, bool relu, Bfloat16* rows, float* sums) {
     const bool one_sum = inputs <= SUM_BLOCK;
     const int64_t width = one_sum ? NARROW : WIDE;
     const int64_t pairs = (inputs + 1) / 2;
     const int64_t panels_a_position = rounded_up(outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
     if (one_sum) fill_rows(levels, first_tile, tiles, inputs, 0, inputs, rows);
-    for (int64_t output = 0; output < outputs; output += width) {
-        const int64_t count = std::min(width, outputs - output);
+    for (int64_t output = first_output; output < end; output += width) {
+        const int64_t count = std::min(width, end - output);
         for (int64_t input = 0; input < inputs; input += SUM_BLOCK) {
             const int64_t summed = std::min(SUM_BLOCK, inputs - input);
             if (!one_sum) fill_rows(levels, first_tile, tiles, inputs, input, summed, rows);
@@ -326,6 +351,13 @@ static GradientPlan plan_gradient(
     }
     plan.part_tiles = rounded_up((plan.tiles + plan.parts - 1) / plan.parts, 2);
     plan.parts = (plan.tiles + plan.part_tiles - 1) / plan.part_tiles;  // each has some
+    // Where small maps have too few parts, smaller blocks, though each transforms the inputs again.
+    int64_t least = 0;
+    for (int64_t block = plan.block; block > 0; block -= PANEL_COLUMNS) {
+        const int64_t blocks = divided_up(outputs, block);
+        const int64_t time = divided_up(4 * blocks * plan.parts, threads) * (block + TRANSFORM);
+        if (least == 0 || time < least) plan.blocks = blocks, plan.block = block, least = time;
+    }
     plan.plane = plan.blocks * plan.block * plan.columns;
     plan.thread_values = 4 * (position_values(plan.columns / PANEL_COLUMNS) + position_values(plan.block / PANEL_COLUMNS));
     return plan;
@@ -338,6 +370,7 @@ WITH_BF16 static void sum_gradient(
     int64_t outputs, int64_t output, Bfloat16* scratch, float* sums, float* totals) {
     const int64_t input_panels = plan.columns / PANEL_COLUMNS;
     const int64_t gradient_panels = rounded_up(std::min(plan.block, outputs - output), PANEL_COLUMNS) / PANEL_COLUMNS;
+    if (place == 1) std::fill(totals, totals + gradient_panels * PANEL_COLUMNS, 0.0f);
     Bfloat16* of_inputs = scratch;
     Bfloat16* of_gradients = scratch + 4 * position_values(input_panels);
     Tile tiles[GRADIENT_TILES];
@@ -419,33 +452,39 @@ WITH_BF16 static inline void transform_kernel(
     }
 }
 
-// Panels of the forward pass: sums run over `inputs`, columns are outputs; for 32 outputs.
+constexpr int64_t PACKED = 32;  // values along the sum that are packed at once, 16 pairs
+
+// Panels of the forward pass: sums run over `inputs`, columns are outputs; for 32 outputs and 32 inputs.
 WITH_BF16 static void pack_forward(
-    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t panels_a_position, Bfloat16* panels) {
-    const int64_t pairs = (inputs + 1) / 2;
-    for (int64_t column = 0; column < PANEL_COLUMNS; column++) {
-        const int64_t output = panel * PANEL_COLUMNS + column;
-        for (int64_t input = 0; input < inputs; input += 16) {
-            __m256i u[POSITIONS];
-            const __mmask16 lanes = output < outputs ? first_lanes(inputs - input) : 0;
-            transform_kernel(weight + output * 9 * inputs + input, inputs, lanes, false, u);
-            for (int position = 0; position < POSITIONS; position++) {
-                alignas(32) int32_t both[8];
-                _mm256_store_si256(reinterpret_cast<__m256i*>(both), u[position]);
-                Bfloat16* to = panels + ((position * panels_a_position + panel) * pairs + input / 2) * 64 + 2 * column;
-                for (int pair = 0; pair < std::min<int64_t>(8, pairs - input / 2); pair++) {
-                    std::memcpy(to + pair * 64, both + pair, sizeof(int32_t));
-                }
+    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t input, int64_t panels_a_position, Bfloat16* panels) {
+    const int64_t pairs = (inputs + 1) / 2, taken = std::min(PACKED / 2, pairs - input / 2);
+    for (int half = 0; half < 2; half++) {
+        __m512i rows[POSITIONS][16];  // columns of pairs, until they are transposed
+        for (int column = 0; column < 16; column++) {
+            const int64_t output = panel * PANEL_COLUMNS + 16 * half + column;
+            __m256i u[2][POSITIONS];
+            for (int which = 0; which < 2; which++) {
+                const int64_t first = input + 16 * which;
+                const __mmask16 lanes = output < outputs ? first_lanes(inputs - first) : 0;
+                transform_kernel(weight + output * 9 * inputs + first, inputs, lanes, false, u[which]);
             }
+            for (int position = 0; position < POSITIONS; position++) {
+                rows[position][column] = _mm512_inserti64x4(_mm512_castsi256_si512(u[0][position]), u[1][position], 1);
+            }
+        }
+        for (int position = 0; position < POSITIONS; position++) {
+            transpose(rows[position]);
+            Bfloat16* to = panels + ((position * panels_a_position + panel) * pairs + input / 2) * 64 + 32 * half;
+            for (int64_t pair = 0; pair < taken; pair++) _mm512_storeu_si512(to + pair * 64, rows[position][pair]);
         }
     }
 }
 
-// Panels of the backward pass: sums run over `outputs`, columns are inputs; for 32 inputs.
+// Panels of the backward pass: sums run over `outputs`, columns are inputs; for 32 inputs and 32 outputs.
 WITH_BF16 static void pack_backward(
-    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t panels_a_position, Bfloat16* panels) {
+    const float* weight, int64_t outputs, int64_t inputs, int64_t panel, int64_t first, int64_t panels_a_position, Bfloat16* panels) {
     const int64_t pairs = (outputs + 1) / 2;
-    for (int64_t pair = 0; pair < pairs; pair++) {
+    for (int64_t pair = first / 2; pair < std::min((first + PACKED) / 2, pairs); pair++) {
         for (int half = 0; half < 2; half++) {
             const int64_t input = panel * PANEL_COLUMNS + 16 * half;
             __m256i u[2][POSITIONS];
@@ -487,11 +526,13 @@ int64_t winograd_gradient_bytes(
 // backward pass to the input.
 WITH_BF16 void winograd_pack(
     const float* weight, int64_t outputs, int64_t inputs, int32_t backward, Bfloat16* panels, int32_t threads) {
-    const int64_t count = rounded_up(backward ? inputs : outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    const int64_t count = divided_up(backward ? inputs : outputs, PANEL_COLUMNS), summed = backward ? outputs : inputs;
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
     for (int64_t panel = 0; panel < count; panel++) {
-        if (backward) pack_backward(weight, outputs, inputs, panel, count, panels);
-        else pack_forward(weight, outputs, inputs, panel, count, panels);
+        for (int64_t first = 0; first < summed; first += PACKED) {
+            if (backward) pack_backward(weight, outputs, inputs, panel, first, count, panels);
+            else pack_forward(weight, outputs, inputs, panel, first, count, panels);
+        }
     }
 }
 
@@ -499,16 +540,16 @@ WITH_BF16 void winograd_pack(
 WITH_BF16 void winograd_convolve(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* panels,
     const float* bias, int32_t relu, char* scratch, int32_t threads) {
-    const int64_t tiles = count_tiles(levels, level_count);
-    // Small inputs in smaller blocks, so that every thread gets several.
-    const int64_t step = std::min(TILES, rounded_up((tiles + 4 * threads - 1) / (4 * threads), ROWS));
+    const ConvolutionPlan plan = plan_convolution(levels, level_count, inputs, outputs, threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t first = 0; first < tiles; first += step) {
+    for (int64_t item = 0; item < plan.items; item++) {
+        const int64_t first = item / plan.parts * plan.step, output = item % plan.parts * plan.part;
         char* thread_scratch = scratch + winograd_thread_bytes() * omp_get_thread_num();
         float* sums = reinterpret_cast<float*>(thread_scratch);
         Bfloat16* rows = reinterpret_cast<Bfloat16*>(sums + POSITIONS * TILES * WIDE);
         convolve_block(
-            levels, first, std::min(step, tiles - first), inputs, outputs, panels, bias, relu != 0, rows, sums);
+            levels, first, std::min(plan.step, plan.tiles - first), inputs, outputs, output, std::min(output + plan.part, outputs),
+            panels, bias, relu != 0, rows, sums);
     }
 }
 
@@ -522,7 +563,6 @@ WITH_BF16 void winograd_weight_gradient(
     float* sums = reinterpret_cast<float*>(scratch);
     float* totals = sums + plan.parts * POSITIONS * plan.plane;  // [parts, blocks * block]: the bias's gradients
     Bfloat16* panels = reinterpret_cast<Bfloat16*>(totals + plan.parts * plan.blocks * plan.block);
-    std::fill(totals, totals + plan.parts * plan.blocks * plan.block, 0.0f);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(3) schedule(dynamic)

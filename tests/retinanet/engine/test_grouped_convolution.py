@@ -77,6 +77,7 @@ CASES = {
     "one thread": Case(8, (11, 7), channels=96, threads=1),
     "three threads": Case(8, (11, 7), channels=128, threads=3),
     "eight threads": Case(32, (40, 40), channels=96, threads=8),
+    "fewer rows than threads": Case(16, (2, 5), channels=160, threads=8),
     "several strips": Case(4, (70, 40), channels=32, images=1, threads=1),
     "several strips, stride 2": Case(4, (91, 81), stride=2, channels=32, images=1, threads=3),
     "a row of all blocks": Case(32, (5, 18)),

@@ -97,6 +97,23 @@ def test_threads_and_repetition_change_nothing() -> None:
 
 @needs_bf16
 @pytest.mark.usefixtures("threads_restored")
+@pytest.mark.parametrize(("in_channels", "out_channels"), [(300, 90), (40, 600)])
+def test_many_threads_share_the_channels_of_small_maps(in_channels: int, out_channels: int) -> None:
+    levels = make_levels([(9, 7), (2, 3)], images=2, channels=in_channels)
+    weight = torch.randn(out_channels, in_channels, 3, 3)
+    bias = torch.randn(out_channels)
+    sources = [tensor.requires_grad_() for tensor in (weight, bias, *levels)]
+    results = []
+    for threads in (1, 2, 7, 16):
+        torch.set_num_threads(threads)
+        outputs = winograd_convolve(levels, weight, bias, relu=True)
+        gradients = torch.autograd.grad(outputs, sources, [torch.ones_like(y) for y in outputs])
+        results.append([*outputs, *gradients])
+    assert_equal(*results)
+
+
+@needs_bf16
+@pytest.mark.usefixtures("threads_restored")
 @pytest.mark.parametrize("out_channels", [16, 600])
 def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
     """With many threads, each computes a part of the pixels, and a block of many channels."""

@@ -162,6 +162,7 @@ def test_each_loaded_tensor_counts_as_an_open_file() -> None:
         ("bf16", "auto", {"avx512bw", "amx_bf16"}, "ok"),
         ("bf16", "auto", {"avx512bw"}, "warning"),
         ("bf16", "auto", {"avx2"}, "warning"),
+        ("bf16", "auto", {"asimd", "sve", "svebf16", "bf16"}, "warning"),
         ("float32", "auto", {"avx2"}, "ok"),
         ("bf16", "winograd", {"amx_bf16"}, "failure"),
     ],
