@@ -40,9 +40,8 @@ struct Plan {
     int64_t blocks, groups;  // blocks of 16 output channels in a group, an even number; groups
     int64_t steps;           // tiles along the sum in a block of pixels
     int64_t rows, parts;     // rows of all levels; parts
-    bool is_one_strip;       // each group has one: a unit's sums are complete at once, and make place for the next one's
     int64_t unit_sums;       // float32 values of a block of outputs and a unit of inputs
-    int64_t block_sums;      // of a block of outputs and all units whose sums are kept
+    int64_t block_sums;      // of a block of outputs and all inputs
     int64_t sums;            // of a group
     int64_t most_pixels;     // of X in a block
     int64_t thread_bytes;
@@ -111,8 +110,7 @@ static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, cons
             plan.rows = rows;
             plan.parts = parts;
             plan.unit_sums = 2 * plan.taps * TILE_SUMS;
-            plan.is_one_strip = level_count == 1 && parts == 1 && rows * widest <= plan.steps * TILE_SUM;
-            plan.block_sums = plan.unit_sums * (plan.is_one_strip ? 1 : plan.input_units);
+            plan.block_sums = plan.unit_sums * plan.input_units;
             plan.sums = plan.blocks * plan.block_sums;
             plan.most_pixels = plan.steps * TILE_SUM + (shape.kernel == 1 ? 0 : 2 * widest) + 4;
             const int64_t copies = shape.kernel == 1 ? 1 : 2;
@@ -421,55 +419,9 @@ static Group find_group(const Plan& plan, int64_t index) {
     return {first, std::min(plan.blocks / 2, plan.output_units - first)};
 }
 
-// Where the results go: weights [outputs, kernel, kernel, inputs], times `scale` unless that is null, and biases.
-struct Result {
-    const float* scale;
-    float *weights, *bias;
-};
-
-// The sums of an output channel and a unit of input channels, of `parts` parts `apart` values apart, become its
-// weights. `sums` are those of the unit and the group, whose place for the output is `place`.
-static void write_unit(
-    const float* sums, int64_t parts, int64_t apart, const Shape& shape, const Plan& plan, int64_t place, int64_t output, int64_t unit,
-    const Result& result) {
-    const int64_t kernel = shape.kernel, count = std::min(UNIT, shape.inputs - unit * UNIT);
-    const float scale = result.scale ? result.scale[output] : 1.0f;
-    const float* row = sums + (place / UNIT * 2 + place % 2) * plan.block_sums + place % UNIT / 2 * 16;
-    float* weights = result.weights + output * plan.taps * shape.inputs + unit * UNIT;
-    for (int64_t y = 0; y < kernel; y++) {
-        for (int64_t x = 0; x < kernel; x++) {
-            const float* from = row + tap_place(plan.taps, y, x) * TILE_SUMS;
-            float even[16] = {}, odd[16] = {}, both[UNIT];
-            for (int64_t part = 0; part < parts; part++) {
-                for (int c = 0; c < 16; c++) even[c] += from[part * apart + c];
-                for (int c = 0; c < 16; c++) odd[c] += from[part * apart + plan.taps * TILE_SUMS + c];
-            }
-            for (int c = 0; c < 16; c++) both[2 * c] = scale * even[c], both[2 * c + 1] = scale * odd[c];
-            std::memcpy(weights + (y * kernel + x) * shape.inputs, both, count * sizeof(float));
-        }
-    }
-}
-
-// The same of all units of input channels of an output.
-static void write_output(
-    const float* sums, int64_t parts, const Shape& shape, const Plan& plan, int64_t place, int64_t output, const Result& result) {
-    for (int64_t unit = 0; unit < plan.input_units; unit++)
-        write_unit(sums + unit * plan.unit_sums, parts, plan.sums, shape, plan, place, output, unit, result);
-}
-
-// The biases of an output, of `parts` parts that are `apart` values apart.
-static void write_bias(const float* biases, int64_t parts, int64_t apart, int64_t place, int64_t output, const Result& result) {
-    if (!result.bias) return;
-    const int64_t from = place / UNIT * UNIT + place % 2 * 16 + place % UNIT / 2;
-    float sum = 0.0f;
-    for (int64_t part = 0; part < parts; part++) sum += biases[part * apart + from];
-    result.bias[output] = sum;
-}
-
 // One strip: packs the group's gradients once, each unit of the inputs once, and sums their products.
 template <class Tiles>
-static void add_strip(
-    const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first, const Result& result) {
+static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
     const GradientLevel& level = *strip.level;
     const int64_t pitch = row_pitch(level, shape);
     const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
@@ -496,11 +448,7 @@ static void add_strip(
         pack_input(work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
         if (plan.taps != 1) pack_input(work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
         const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps);
-        float* unit_sums = plan.is_one_strip ? sums : sums + unit * plan.unit_sums;
-        sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, unit_sums, first, ahead);
-        if (!plan.is_one_strip) continue;
-        for (int64_t place = 0; place < group.outputs(shape); place++)
-            write_unit(unit_sums, 1, 0, shape, plan, place, group.first_unit * UNIT + place, unit, result);
+        sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, sums + unit * plan.unit_sums, first, ahead);
     }
 }
 
@@ -508,7 +456,7 @@ static void add_strip(
 template <class Tiles>
 static void add_rows(
     const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
-    Workspace& work, float* sums, const Result& result) {
+    Workspace& work, float* sums) {
     bool first = true;
     int64_t passed = 0;
     std::fill(work.bias, work.bias + plan.blocks * TILE_ROWS, 0.0f);
@@ -517,7 +465,7 @@ static void add_rows(
         const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / row_pitch(levels[l], shape));
         for (int64_t row = std::max<int64_t>(0, begin - passed); row < std::min(rows, end - passed); row += at_once) {
             const Strip strip{&levels[l], row, std::min({row + at_once, rows, end - passed})};
-            add_strip<Tiles>(strip, shape, plan, group, work, sums, first, result);
+            add_strip<Tiles>(strip, shape, plan, group, work, sums, first);
             first = false;
         }
         passed += rows;
@@ -536,13 +484,56 @@ static int64_t part_begin(const GradientLevel* levels, int64_t level_count, cons
     return passed;
 }
 
+// Where the results go: weights [outputs, kernel, kernel, inputs], times `scale` unless that is null, and biases.
+struct Result {
+    const float* scale;
+    float *weights, *bias;
+};
+
+// The sums of an output, of `parts` parts, become its weights. `sums` are those of its group, where it is `place`.
+static void write_weights(
+    const float* sums, int64_t parts, const Shape& shape, const Plan& plan, int64_t place, int64_t output, const Result& result) {
+    const int64_t kernel = shape.kernel;
+    const float scale = result.scale ? result.scale[output] : 1.0f;
+    const float* row = sums + (place / UNIT * 2 + place % 2) * plan.block_sums + place % UNIT / 2 * 16;
+    float* weights = result.weights + output * plan.taps * shape.inputs;
+    for (int64_t y = 0; y < kernel; y++) {
+        for (int64_t x = 0; x < kernel; x++) {
+            const float* tap = row + tap_place(plan.taps, y, x) * TILE_SUMS;
+            float* to = weights + (y * kernel + x) * shape.inputs;
+            for (int64_t unit = 0; unit < plan.input_units; unit++) {
+                float even[16] = {}, odd[16] = {}, both[UNIT];
+                const float* from = tap + unit * plan.unit_sums;
+                for (int64_t part = 0; part < parts; part++) {
+                    for (int c = 0; c < 16; c++) even[c] += from[part * plan.sums + c];
+                    for (int c = 0; c < 16; c++) odd[c] += from[part * plan.sums + plan.taps * TILE_SUMS + c];
+                }
+                for (int c = 0; c < 16; c++) both[2 * c] = scale * even[c], both[2 * c + 1] = scale * odd[c];
+                std::memcpy(to + unit * UNIT, both, std::min(UNIT, shape.inputs - unit * UNIT) * sizeof(float));
+            }
+        }
+    }
+}
+
+// The biases of an output, of `parts` parts that are `apart` values apart.
+static void write_bias(const float* biases, int64_t parts, int64_t apart, int64_t place, int64_t output, const Result& result) {
+    if (!result.bias) return;
+    const int64_t from = place / UNIT * UNIT + place % 2 * 16 + place % UNIT / 2;
+    float sum = 0.0f;
+    for (int64_t part = 0; part < parts; part++) sum += biases[part * apart + from];
+    result.bias[output] = sum;
+}
+
+// How many groups' sums are kept at a time.
+static int64_t count_sums(const Plan& plan, int64_t threads) { return plan.parts > 1 ? plan.groups * plan.parts : threads; }
+
 template <class Tiles>
 static void weight_gradient(
     const GradientLevel* levels, int64_t level_count, const Shape& shape, const Result& result, char* scratch, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, shape, threads);
     const int64_t tasks = plan.groups * plan.parts;
     float* sums = reinterpret_cast<float*>(scratch + threads * plan.thread_bytes);
-    float* biases = sums + tasks * plan.sums;
+    float* biases = sums + count_sums(plan, threads) * plan.sums;
     const int64_t group_channels = plan.blocks * TILE_ROWS;
 #pragma omp parallel num_threads(threads)
     {
@@ -552,18 +543,18 @@ static void weight_gradient(
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t part = task % plan.parts;
             const Group group = find_group(plan, task / plan.parts);
-            float* task_sums = sums + task * plan.sums;
+            // Where pixels are not divided, each thread has one place for its sums, which stays in its cache.
+            float* task_sums = sums + (plan.parts > 1 ? task : omp_get_thread_num()) * plan.sums;
             add_rows<Tiles>(
                 levels, level_count, shape, plan, part_begin(levels, level_count, shape, plan, part),
-                part_begin(levels, level_count, shape, plan, part + 1), group, work, task_sums, result);
+                part_begin(levels, level_count, shape, plan, part + 1), group, work, task_sums);
             if (plan.parts > 1) {
                 std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
                 continue;
             }
-            // At once, while the sums are in this core's cache.
             for (int64_t place = 0; place < group.outputs(shape); place++) {
                 const int64_t output = group.first_unit * UNIT + place;
-                if (!plan.is_one_strip) write_output(task_sums, 1, shape, plan, place, output, result);
+                write_weights(task_sums, 1, shape, plan, place, output, result);
                 write_bias(work.bias, 1, 0, place, output, result);
             }
         }
@@ -572,7 +563,7 @@ static void weight_gradient(
 #pragma omp for schedule(static)
             for (int64_t output = 0; output < shape.outputs; output++) {
                 const int64_t task = output / group_channels * plan.parts, place = output % group_channels;
-                write_output(sums + task * plan.sums, plan.parts, shape, plan, place, output, result);
+                write_weights(sums + task * plan.sums, plan.parts, shape, plan, place, output, result);
                 write_bias(biases + task * group_channels, plan.parts, group_channels, place, output, result);
             }
         }
@@ -584,7 +575,8 @@ extern "C" {
 // Bytes of scratch memory that `weight_gradient` needs, for all threads together.
 int64_t weight_gradient_bytes(const GradientLevel* levels, int64_t level_count, const Shape* shape, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, *shape, threads);
-    return threads * plan.thread_bytes + plan.groups * plan.parts * (plan.sums + plan.blocks * TILE_ROWS) * int64_t{sizeof(float)};
+    const int64_t biases = plan.groups * plan.parts * plan.blocks * TILE_ROWS;
+    return threads * plan.thread_bytes + (count_sums(plan, threads) * plan.sums + biases) * int64_t{sizeof(float)};
 }
 
 // The weight's gradient, float32 [outputs, kernel, kernel, inputs] in memory, summed over the levels and times
