@@ -180,10 +180,11 @@ def scratch_bytes(size: int) -> Tensor:
     return block
 
 
-def empty_maps(images: int, channels: int, *size: int) -> Tensor:
+def empty_maps(images: int, channels: int, height: int, width: int) -> Tensor:
     """Return BF16 [images, channels, height, width] in channels_last memory, not initialized."""
-    shape = (images, channels, *size)
-    return torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    row = width * channels
+    shape, strides = (images, channels, height, width), (height * row, 1, row, channels)
+    return torch.empty_strided(shape, strides, dtype=torch.bfloat16)
 
 
 def suits_kernels(maps: Tensor) -> bool:

@@ -1,29 +1,28 @@
 """Maps for tests of kernels, and comparisons with float64."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 BF16_ROUNDING = 2.0**-8
+ZEROS, NAN = 0x00, 0xFF  # a byte of memory; float32 and BF16 of such bytes are 0 and NaN
+M_PERTURB = -6  # /usr/include/malloc.h
 
 
 @contextmanager
-def nan_in_new_memory() -> Iterator[None]:
-    """Let `torch.empty` return memory whose bits are all ones: NaN in BF16 and in float32."""
-    empty = torch.empty
-
-    def all_ones(*arguments: Any, **options: Any) -> Tensor:
-        tensor = empty(*arguments, **options)
-        tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).fill_(0xFF)
-        return tensor
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", all_ones)
+def new_memory(byte: int) -> Iterator[None]:
+    """Let glibc fill what it allocates with a byte, also where it was used before and freed."""
+    libc = ctypes.CDLL(None)
+    # The value's lowest byte is what freed memory gets, its complement what new memory gets.
+    assert libc.mallopt(M_PERTURB, byte ^ 0xFF | 0x100) == 1, "no glibc"
+    try:
+        assert set(torch.empty(4096, dtype=torch.uint8).tolist()) == {byte}, "another malloc"
         yield
+    finally:
+        libc.mallopt(M_PERTURB, 0)
 
 
 def random_maps(*shape: int, seed: int = 0) -> Tensor:

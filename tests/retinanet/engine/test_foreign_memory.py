@@ -9,8 +9,7 @@ C++ compiler: `python -m pytest --noconftest -c /dev/null FILE`.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -41,27 +40,13 @@ from retinanet.engine.tile_convolution import PackedWeight, Tiles, best_tiles
 from retinanet.engine.winograd import convolve_levels, weight_gradient
 from retinanet.loss.focal_kernel import focal_loss_operator
 from retinanet.model.retinanet import RetinaNet
+from tests.retinanet.engine.kernels import NAN, ZEROS, new_memory
 
 pytestmark = pytest.mark.slow
-ZEROS, NAN = 0x00, 0xFF  # a byte of memory; float32 and BF16 of such bytes are 0 and NaN
 BESIDE = 256 << 10
 """Bytes on either side of an operand: more than 32 pixels of 2,048 channels."""
-M_PERTURB = -6  # /usr/include/malloc.h
 CLASSES = 7  # With 9 anchors an odd number of channels, and no multiple of 32.
 SIZES = [(1, 1), (1, 2), (3, 1), (1, 5), (2, 3), (7, 1), (4, 9)]  # of maps: 1 to 7 pixels, and 36
-
-
-@contextmanager
-def new_memory(byte: int) -> Iterator[None]:
-    """Let glibc fill what it allocates with a byte, also where it was used before and freed."""
-    libc = ctypes.CDLL(None)
-    # The value's lowest byte is what freed memory gets, its complement what new memory gets.
-    assert libc.mallopt(M_PERTURB, byte ^ 0xFF | 0x100) == 1, "no glibc"
-    try:
-        assert set(torch.empty(4096, dtype=torch.uint8).tolist()) == {byte}, "another malloc"
-        yield
-    finally:
-        libc.mallopt(M_PERTURB, 0)
 
 
 def between(value: Any, byte: int) -> Any:

@@ -16,9 +16,10 @@ from retinanet.engine.grouped_convolution import (
 from retinanet.engine.tile_convolution import Tiles
 from tests.retinanet.engine.kernels import (
     BF16_ROUNDING,
+    NAN,
     assert_close_sums,
     assert_equal,
-    nan_in_new_memory,
+    new_memory,
     random_maps,
 )
 
@@ -141,7 +142,7 @@ def test_weight_gradients_do_not_depend_on_unwritten_memory(tiles: Tiles) -> Non
     maps = (case.features(), case.output_maps())
     compute = partial(grouped_weight_gradient, group_width=4, stride=2, tiles=tiles)
     results = compute(*maps)
-    with nan_in_new_memory():
+    with new_memory(NAN):
         assert_equal(results, compute(*maps))
 
 
@@ -157,7 +158,7 @@ def test_results_do_not_depend_on_unwritten_memory(tiles: Tiles, width: int) -> 
             ),
         )
         plain = [function() for function in compute]
-        with nan_in_new_memory():
+        with new_memory(NAN):
             assert_equal(plain, [function() for function in compute])
 
 

@@ -20,10 +20,11 @@ from retinanet.engine.tile_convolution import (
     weight_gradient,
 )
 from tests.retinanet.engine.kernels import (
+    NAN,
     assert_close_sums,
     assert_equal,
     assert_rounded,
-    nan_in_new_memory,
+    new_memory,
     random_maps,
 )
 
@@ -221,7 +222,7 @@ def test_pointwise_weight_gradients_by_vectors(name: str) -> None:
     assert_close_sums(results, expected)
 
     scale = torch.rand(case.outputs) + 0.5
-    with nan_in_new_memory():
+    with new_memory(NAN):
         scaled, _ = pointwise_weight_gradient(levels, gradients, stride=case.stride, scale=scale)
     assert_close_sums([scaled], [expected[0] * scale.view(-1, 1, 1, 1)])
     again, _ = pointwise_weight_gradient(levels, gradients, stride=case.stride, scale=scale)
@@ -269,7 +270,7 @@ def test_results_do_not_depend_on_unwritten_memory_or_layout(
     features, others = random_maps(2, inputs, 9, 13), random_maps(2, outputs, 9, 13, seed=1)
     results = run(tiles, features, others)
     assert all(result.isfinite().all() for result in results)
-    with nan_in_new_memory():
+    with new_memory(NAN):
         after_nan = run(tiles, features, others)
     assert_equal(results, after_nan, run(tiles, features.contiguous(), others.contiguous()))
 
