@@ -6,6 +6,7 @@ the choice for the layers of the model on three kinds of processors, the table o
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.machine import cpu_flags
 from retinanet.engine.grouped_convolution import (
     grouped_convolution,
     grouped_input_gradient,
@@ -247,6 +249,10 @@ def onednn_convolution(
 ) -> Tensor:
     """Convolve [N, I, H, W] to [N, O, H', W']; the bias is cast, the rest has one precision."""
     stride, padding, groups = params
+    if leaks_on_amx(features, weight, params):
+        features, weight, precision = features.float(), weight.float(), features.dtype
+        wide = onednn_convolution(features, weight, bias, params, relu=relu)
+        return wide.to(precision, memory_format=torch.channels_last)
     cast_bias = None if bias is None else bias.detach().to(features.dtype)
     # A private operator of torch's compiler: the only way to oneDNN's post-operations from Python.
     if relu and can_fuse_relu(features.dtype):
@@ -257,6 +263,20 @@ def onednn_convolution(
         return fused
     maps = F.conv2d(features, weight, cast_bias, stride, padding, 1, groups)
     return F.relu_(maps) if relu else maps
+
+
+FEW_PIXELS = 64
+
+
+def leaks_on_amx(features: Tensor, weight: Tensor, params: ConvParams) -> bool:
+    """Return whether oneDNN may let memory beside maps this small reach its BF16 results.
+
+    On AMX oneDNN 3.10 did in strided 3×3 convolutions of maps of 1 to 36 pixels, where a NaN in
+    foreign memory becomes NaN in the result; convolutions without a stride and of 1×1 did not.
+    """
+    few = features.shape[2] * features.shape[3] <= FEW_PIXELS * math.prod(params.stride)
+    is_strided = params.stride != (1, 1) and weight.shape[3] == 3
+    return few and is_strided and features.dtype == torch.bfloat16 and "amx_bf16" in cpu_flags()
 
 
 def can_fuse_relu(dtype: torch.dtype) -> bool:
@@ -406,9 +426,9 @@ def _onednn_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of level, weight and bias that `needs` selects, else None."""
     stride, padding, groups = params
-    if level.shape[3] == 1 and stride != (1, 1):
-        # For maps one pixel wide oneDNN 3.7's BF16 kernel leaves the outer taps of the weight's
-        # gradient unwritten: they hold what was in memory before, NaN included.
+    if (level.shape[3] == 1 and stride != (1, 1)) or leaks_on_amx(level, weight, params):
+        # For maps one pixel wide the BF16 kernel of oneDNN 3.7 to 3.13 leaves the outer taps of the
+        # weight's gradient unwritten: they hold what was in memory before, NaN included.
         wide = torch.promote_types(level.dtype, torch.float32)
         gradient, level, weight = gradient.to(wide), level.to(wide), weight.to(wide)
     return torch.ops.aten.convolution_backward(

@@ -1,9 +1,14 @@
 """The choice of kernels for each layer and machine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from retinanet.engine.convolution import convolve
 from retinanet.engine.kernels import (
     ONLY_ONEDNN,
     POINTWISE,
@@ -105,3 +110,51 @@ def test_odd_channels(
 ) -> None:
     kernels = choose_kernels(shape, params, machine)[:3]
     assert ", ".join(kernel.value for kernel in kernels) == names.removesuffix(", ")
+
+
+class PrecisionsOfConvolutions(TorchDispatchMode):
+    """Keeps the types of the maps that convolutions read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "convolution" in str(function):
+            self.seen.add(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "size", "stride", "precision"),
+    [
+        ({"amx_bf16"}, 7, 2, torch.float32),
+        ({"amx_bf16"}, 7, 1, torch.bfloat16),
+        ({"amx_bf16"}, 40, 2, torch.bfloat16),
+        ({"avx512_bf16"}, 7, 2, torch.bfloat16),
+    ],
+)
+def test_strided_convolutions_of_small_maps_are_not_onednns_in_bf16_on_amx(
+    flags: set[str],
+    size: int,
+    stride: int,
+    precision: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """oneDNN reads memory beside such maps there, see test_foreign_memory.py."""
+    monkeypatch.setattr("retinanet.engine.kernels.cpu_flags", lambda: flags)
+    params = ConvParams((stride, stride), (1, 1), 1)
+    weight = torch.randn(32, 32, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    maps = torch.randn(2, 32, size, size).bfloat16().contiguous(memory_format=torch.channels_last)
+    bias, used = torch.randn(32), PrecisionsOfConvolutions()
+    with used:
+        [result] = convolve(
+            [maps.requires_grad_()], weight, bias, params=params, machine=ONLY_ONEDNN
+        )
+        result.float().square().sum().backward()
+    assert used.seen == {precision}
+    assert maps.grad is not None and result.dtype == maps.grad.dtype == torch.bfloat16
+    expected = F.conv2d(maps.double(), weight.double(), bias.double(), stride, 1)
+    torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=0.2)
