@@ -266,8 +266,9 @@ def with_files(
         return
     print_line(f"making files for images of {workload.image_size}×{workload.image_size}")
     with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-benchmark-") as folder:
-        options = {"folder": folder, "onnx": any("onnx" in each.packages for each in variants)}
-        runs_alone(Variant("files", "", benchmark.files, options=options), workload, count=0)
+        onnx = any("onnx" in each.packages for each in variants)
+        maker = Variant("files", "", benchmark.files, options={"folder": folder, "onnx": onnx})
+        runs_alone(maker, workload, count=0)
         yield [replace(each, options={**each.options, "folder": folder}) for each in variants]
 
 

@@ -115,7 +115,7 @@ def ours(folder: Path, workload: Workload, precision: str) -> Predict:
     detector = Detector.load(folder / CHECKPOINT, precision=precision)
 
     def predict(images: Tensor) -> list[Detections]:
-        found = detector.predict(images, min_score=SCORE_THRESHOLD, batch_size=len(images))
+        found = detector.predict(list(images), min_score=SCORE_THRESHOLD, batch_size=len(images))
         return [
             Detections(*map(torch.from_numpy, (each.boxes, each.scores, each.labels)))
             for each in found
