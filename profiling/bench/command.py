@@ -122,7 +122,7 @@ def distinct(values: Iterable[int]) -> str:
 
 def image_sides(text: str) -> tuple[int, ...]:
     """Parse sides that `data.image_size` permits, such as `320,800`. [pixels]"""
-    return tuple(image_side(side) for side in text.split(","))
+    return tuple(dict.fromkeys(map(image_side, text.split(","))))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,7 @@ def test_boxes_do_not_depend_on_batch_size(
     for size in (1, 5):
         boxes = tmp_path / f"{size}.json"
         arguments = ["--checkpoint", detector, many, "--no-pictures", "--json", boxes]
+        arguments += ["--precision", "float32"]
         done = run_here(main, "predict", *arguments, "--batch-size", str(size), "--score", "0.2")
         assert done.returncode == 0, done.stderr
         assert f"pictures {MANY}/{MANY}" in done.stdout and f"{MANY} pictures, " in done.stdout
