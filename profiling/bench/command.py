@@ -61,7 +61,7 @@ examples:
   retinanet profile bench loss
   retinanet profile bench optimizer
   retinanet profile bench evaluate
-  retinanet profile bench predict                             # and other runtimes, 15 minutes
+  retinanet profile bench predict                             # and other runtimes: tens of minutes
   retinanet profile bench predict --images 1 --image-size 320 --json predict.json
   retinanet profile bench index                               # annotations, minutes
   retinanet profile bench checkpoint                          # saving during training
