@@ -173,7 +173,7 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
         fix = "give the Python of another environment, such as .venv-old/bin/python"
         other = find_interpreter(options.against, prefix="--against", fix=fix)
         chosen = with_counterparts(chosen, other)
-    contents = []
+    contents, is_alone = [], len(options.image_size) * len(options.images) == 1
     for size in options.image_size:
         workload = Workload(image_size=size, classes=options.classes)
         with with_files(benchmark, chosen, workload, print_line=print_line) as variants:
@@ -181,9 +181,9 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
                 contents.append(
                     measured(benchmark, variants, replace(workload, images=images), options)
                 )
-    if options.json is not None:
-        several = {"benchmark": benchmark.name, "workloads": contents}
-        write_json(options.json, contents[0] if len(contents) == 1 else several)
+                if options.json is not None:  # Each time: an interruption keeps what is measured
+                    several = {"benchmark": benchmark.name, "workloads": contents}
+                    write_json(options.json, contents[0] if is_alone else several)
     return FINISHED
 
 

@@ -129,6 +129,22 @@ def test_predictions_of_each_size_share_files(
     assert json.loads(one.read_text())["workload"]["image_size"] == 64
 
 
+@pytest.mark.usefixtures("fake_workers")
+def test_interrupted_predictions_keep_what_is_measured(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_files(variant: Variant, workload: Workload, *, count: int) -> None:
+        if workload.image_size == 800:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "runs_alone", make_files)
+    file = tmp_path / "predict.json"
+    options = ("--contestants=ours-float32", "--rounds=1", "--images=2", f"--json={file}")
+    assert run_here(main, "bench", "predict", *options).returncode == 130
+    [content] = json.loads(file.read_text())["workloads"]
+    assert content["workload"]["image_size"] == 320
+
+
 @pytest.mark.exhaustive
 def test_real_predictions_of_ours_and_of_the_export(run_here: RunHere, tmp_path: Path) -> None:
     file = tmp_path / "predict.json"
