@@ -65,6 +65,17 @@ def fastest_precision(flags: Collection[str] | None = None) -> str:
     return "bf16" if bf16_flag(cpu_flags() if flags is None else flags) else "float32"
 
 
+def slow_bf16(flags: Collection[str] | None = None) -> str:
+    """Return what BF16 costs on the processor (or one with these flags); empty if it is fast."""
+    known = cpu_flags() if flags is None else flags
+    if bf16_flag(known):
+        return ""
+    # oneDNN converts to float32; below AVX-512 it has no fast BF16 kernels at all.
+    if "avx512bw" in known:
+        return "this processor (AVX-512 without BF16) converts it to float32: as slow or slower"
+    return "this processor has no fast kernels for it; it takes many times as long as float32"
+
+
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return versions by name; packages that are not installed are left out."""
     versions = {}

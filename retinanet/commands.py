@@ -16,7 +16,12 @@ from common.errors import InputError
 from common.options import argument, flag, json_option, option, overwrite_option
 from common.walk import ALLOW_OUTSIDE
 from launch.environment import set_allocator
-from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, require_checkpoint
+from retinanet.config_types import (
+    DEFAULT_LIBRARY,
+    MetricLibrary,
+    Precision,
+    require_checkpoint,
+)
 
 # A string, because argparse's class cannot be subscripted at run time.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -51,6 +56,10 @@ def command(
 
 
 CHECKPOINT = "runs/NAME/checkpoints/best, a file in it, or runs/NAME for its best checkpoint"
+PRECISION = (
+    "arithmetic of the detector, however it was trained; auto: bf16 if the processor has "
+    "instructions for it, else float32"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +72,7 @@ class EvaluateOptions:
     )
     images: Path | None = option("the folder of its images", default=None, metavar="DIR")
     batch_size: int = option("images per batch", default=8, parse=positive, metavar="N")
+    precision: Precision = option(PRECISION, default="auto")
     metric: MetricLibrary = option(
         "library that computes it, with the same numbers", default=DEFAULT_LIBRARY
     )
@@ -112,6 +122,7 @@ class ReportOptions:
     out: Path | None = option(
         "the page (default: report.html in the folder of the run)", default=None, metavar="FILE"
     )
+    precision: Precision = option(PRECISION, default="auto")
     json: Path | None = json_option("also write all numbers of the page to this file")
     overwrite: bool = overwrite_option("replace an existing page")
 
@@ -126,7 +137,8 @@ with paths and threshold filled in. The page is one file of at most 3 MB or so a
 it is written into the folder of the run, and opens in any browser.
 
 The detections of the checkpoint's evaluation, which the run keeps in eval/, are used if they are
-there; otherwise the detector runs on all images again.""",
+there and --precision names no other than the training's; otherwise the detector runs on all images
+again.""",
     examples="""\
 examples:
   retinanet report runs/demo
@@ -166,6 +178,7 @@ class PredictOptions:
         metavar="NAME",
     )
     batch_size: int = option("pictures or frames per batch", default=8, parse=positive, metavar="N")
+    precision: Precision = option(PRECISION, default="auto")
     every: int = option(
         "in videos, detect on every N-th frame; frames between show its boxes",
         default=1,

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from common.errors import MOST_CLASSES
-from common.machine import fastest_precision
 from retinanet.config_types import (
     DEFAULT_BETA1,
     DEFAULT_MILESTONE_FACTOR,
@@ -33,9 +32,11 @@ from retinanet.config_types import (
     BatchSplitInFile,
     LogitCopies,
     Milestones,
+    Precision,
     Resume,
     Steps,
     accepting,
+    chosen_precision,
     is_interval,
     number_or_auto,
     parse_window,
@@ -327,8 +328,8 @@ class EngineConfig:
     name: Annotated[Literal["auto", "torch", "ipex"], Resume.FREE] = "auto"
     """torch, ipex (the paper's, in `make ipex`'s environment); auto: torch, the faster. [name]"""
     precision: Annotated[
-        Literal["auto", "bf16", "float32"],
-        AfterValidator(lambda value: fastest_precision() if value == "auto" else value),
+        Precision,
+        AfterValidator(chosen_precision),
         # pydantic does not validate defaults by itself, and `auto` would stay.
         Field(validate_default=True),
     ] = "auto"

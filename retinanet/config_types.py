@@ -13,12 +13,22 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    LiteralString,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
+from common.machine import fastest_precision
 from common.wording import counted
 from launch.topology import format_cpu_list
 
@@ -35,6 +45,15 @@ DETECTOR = (
     rf"^(?!{TORCHVISION}$)(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
 )
 """A path by its name for `model.weights`, as a pattern for editors."""
+
+Precision: TypeAlias = Literal["auto", "bf16", "float32"]
+"""A number format of the model, as settings and options name it."""
+
+
+def chosen_precision(name: str) -> str:
+    """Return what a `Precision` means here: for `auto` the faster one, for others themselves."""
+    return fastest_precision() if name == "auto" else name
+
 
 MOST_STEPS_OF_RUN = 10**12
 MOST_EPOCHS = 10**9

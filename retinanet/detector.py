@@ -16,7 +16,7 @@ from itertools import islice
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast, overload
+from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from data.annotations import ClassMap
 from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
 from data.transforms import fit_image
 from launch.environment import set_allocator
+from retinanet.config_types import Precision, chosen_precision
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained
 from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
@@ -43,7 +44,6 @@ DEFAULT_BATCH = 8
 THREADS = 2
 """Threads that decode and compress, which Pillow does without holding the GIL. Only one thread
 calls torch, since OpenMP starts a separate team of threads for every calling thread."""
-PRECISIONS = ("bf16", "float32")
 SHOWN_BOXES = 5  # in `repr`
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
@@ -152,10 +152,10 @@ class Detector:
     forked after the first prediction, since OpenMP's threads do not exist there.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, precision: str | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, precision: str | None = "auto") -> None:
         """Load the weights of a checkpoint; `precision` as in `load`."""
-        if precision not in (None, *PRECISIONS):
-            raise InputError(f"precision: expected {' or '.join(PRECISIONS)}, found {precision!r}")
+        if precision not in (None, *get_args(Precision)):
+            raise InputError(f"precision: expected auto, bf16 or float32, found {precision!r}")
         self._class_map = ClassMap.from_json(checkpoint.model.classes)
         pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
         self.names: dict[int, str] = {number: name[:LONGEST_NAME] for number, name in pairs}
@@ -165,7 +165,7 @@ class Detector:
         self.image_size: int = checkpoint.model.image_size
         """Images are resized to a square of this side for the network. [pixels]"""
         self._resize = checkpoint.model.resize
-        self.precision: str = precision or checkpoint.model.precision
+        self.precision: str = chosen_precision(precision or checkpoint.model.precision)
         """`bf16` or `float32`: the arithmetic of convolutions."""
         self._model = checkpoint.build_model().eval()
         self._forward = torch_forward(self._model, precision=self.precision)
@@ -173,13 +173,14 @@ class Detector:
 
     @classmethod
     @names_checked()
-    def load(cls, path: str | PathLike[str], *, precision: str | None = None) -> Self:
+    def load(cls, path: str | PathLike[str], *, precision: str | None = "auto") -> Self:
         """Load a detector from a run (its best checkpoint, else its last) or from a checkpoint.
 
         `path` is `runs/NAME`, `runs/NAME/checkpoints/best`, a file in such a folder, or a folder
-        that `retinanet convert --detector` has written. `precision` is `bf16` or `float32`; None:
-        that of the training. As in all commands, the C library keeps freed memory of this process
-        for the next batch.
+        that `retinanet convert --detector` has written. `precision` is `bf16`, `float32`, or
+        `auto`: `bf16` if the processor has instructions for it, however the detector was trained;
+        None: that of the training. As in all commands, the C library keeps freed memory of this
+        process for the next batch.
 
         Raises:
             InputError: There is no checkpoint, or it is damaged.

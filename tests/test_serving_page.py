@@ -39,7 +39,8 @@ def test_program_of_the_page_finds_the_boxes_of_predict(
     flag, name, *more = options
     exported = run_here(main, "export", *words, flag, tmp_path / name, *more)
     assert exported.returncode == 0, exported.stderr
-    predicted = run_here(main, "predict", *words, photo, "--no-pictures", "--json", boxes)
+    in_float32 = ("--precision", "float32", "--no-pictures", "--json", boxes)
+    predicted = run_here(main, "predict", *words, photo, *in_float32)
     assert predicted.returncode == 0, predicted.stderr
     user = run_program(sys.executable, "-c", program, cwd=tmp_path)
     assert user.returncode == 0, user.stderr

@@ -1,12 +1,14 @@
-"""The benchmarks with variants: `step`, `loss`, `optimizer` and `evaluate`.
+"""The benchmarks with variants: `step`, `loss`, `optimizer`, `evaluate` and `predict`.
 
 - `step`: a training step; torchvision's, ours, and ours with one thing taken away.
 - `loss`: the focal loss in all its forms, beside the memory's bandwidth.
 - `optimizer`: steps in few passes over memory and tensor by tensor, the gradients' norm, and the
   average of the weights.
 - `evaluate`: post-processing alone, and the whole way from images to boxes.
+- `predict`: the detector as users run it, by this program, torchvision and runtimes for ONNX.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -21,7 +23,7 @@ from profiling.bench.results import (
     Results,
     speed_ups,
 )
-from profiling.bench.variant import Variant
+from profiling.bench.variant import STANDARD, Variant, Workload
 
 SUBJECT = "torch"
 ONEDNN_ALONE = "torch-onednn"  # The subject without convolutions of our own
@@ -363,4 +365,69 @@ EVALUATE = Benchmark(
         evaluation("torchvision-tuned", "the same with our memory policy", "torchvision"),
         evaluation("torch", "our whole step, as in a training", "ours"),
     ),
+)
+
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+OPENVINO = (*ONNX[:2], "openvino")
+RIVALS = ("torchvision", "openvino", "onnxruntime")
+WANTED_IN_PREDICTION = {("torchvision-bf16", STANDARD.image_size): 2.0}
+"""Targets: the minimum speed-up of ours in BF16 over a contestant, for images of a size."""
+
+
+def predict_findings(results: Results) -> list[Finding]:
+    """Compare ours with the others in each precision, and both precisions of ours; then boxes."""
+    size = results.workload.image_size
+    pairs = [
+        (f"ours-{precision}", f"{rival}-{precision}")
+        for precision in ("bf16", "float32")
+        for rival in RIVALS
+    ]
+    pairs += [("ours-bf16", "ours-float32"), ("ours-bf16", "onnxruntime-float32")]
+    findings = speed_ups(
+        results, [(*pair, WANTED_IN_PREDICTION.get((pair[1], size))) for pair in pairs]
+    )
+    for name in results.names:
+        share = results.facts[name]["agreement"]
+        what = f"{name}: boxes as ours finds them in float32"
+        findings.append(Finding(what, share, f"{share:.1%}"))
+    return findings
+
+
+def predictions(
+    program: str, about: str, *, precisions: Sequence[str] = ("bf16", "float32"), **fields: Any
+) -> list[Variant]:
+    """Return a program's contestants, one for each precision."""
+    return [
+        Variant(
+            f"{program}-{precision}",
+            f"{about}, {precision}",
+            f"{RECIPES}.prediction",
+            options={"program": program, "precision": precision},
+            needs_bf16=precision == "bf16",
+            **fields,
+        )
+        for precision in precisions
+    ]
+
+
+PREDICT = Benchmark(
+    name="predict",
+    about="prediction, from pictures in memory (uint8, the network's size) to boxes",
+    workloads=[
+        Workload(images=images, image_size=size) for size in (320, 800) for images in (1, 8)
+    ],
+    files=f"{RECIPES}.prediction_files",
+    rounds=5,
+    warm_up=1,
+    settling=1,
+    findings=predict_findings,
+    variants=[
+        *predictions("ours", "Detector.predict, as `retinanet predict` computes"),
+        *predictions("torchvision", "torchvision's RetinaNet in channels_last (bf16 by autocast)"),
+        *predictions(
+            "onnxruntime", "ONNX Runtime on our export", precisions=["float32"], packages=ONNX
+        ),
+        *predictions("openvino", "OpenVINO on our export", packages=OPENVINO),
+    ],
 )

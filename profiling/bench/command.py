@@ -1,10 +1,12 @@
 """`retinanet profile bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,12 +14,14 @@ from common.cli import add_command, numbers, positive
 from common.console import make_console
 from common.errors import FINISHED, InputError
 from common.files import write_json
+from common.machine import slow_bf16
 from common.options import flag, json_option, option
 from launch.environment import ALLOCATORS, find
 from profiling.bench.benchmarks import (
     EVALUATE,
     LOSS,
     OPTIMIZER,
+    PREDICT,
     STEP,
     SUBJECT,
     counterpart_findings,
@@ -29,7 +33,7 @@ from profiling.bench.interpreters import (
 )
 from profiling.bench.jobs import add_batch_split_benchmark, add_waiting_benchmark
 from profiling.bench.report import as_json, print_results
-from profiling.bench.results import LIMITS, Benchmark, measure
+from profiling.bench.results import LIMITS, Benchmark, measure, with_files
 from profiling.bench.single import SINGLE_BENCHMARKS
 from profiling.bench.threads import measure_by_threads, print_by_threads, threads_json
 from profiling.bench.variant import (
@@ -66,6 +70,8 @@ examples:
   retinanet profile bench loss
   retinanet profile bench optimizer
   retinanet profile bench evaluate
+  retinanet profile bench predict                             # and other runtimes: tens of minutes
+  retinanet profile bench predict --images 1 --image-size 320 --json predict.json
   retinanet profile bench index                               # annotations, minutes
   retinanet profile bench checkpoint                          # saving during training
   retinanet profile bench log                                 # reading a million lines
@@ -73,7 +79,10 @@ examples:
   retinanet profile bench waiting --config coco.yaml data.root=/data/coco
   retinanet profile bench batch-split                         # one slow rank, minutes"""
 
-BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE)
+HOW_TO_INSTALL = {"openvino": "./setup.sh uv pip install --python .venv openvino"}
+"""Of packages that are in no file of requirements."""
+
+BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE, PREDICT)
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -95,7 +104,12 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             options=BenchOptions,
             run=partial(bench_command, benchmark),
         )
-        parser.set_defaults(rounds=benchmark.rounds, warm_up=benchmark.warm_up)
+        parser.set_defaults(
+            rounds=benchmark.rounds,
+            warm_up=benchmark.warm_up,
+            images=distinct(each.images for each in benchmark.workloads),
+            image_size=distinct(each.image_size for each in benchmark.workloads),
+        )
     add_batch_split_benchmark(kinds)
     for name, subject, text, options, run in SINGLE_BENCHMARKS:
         add_command(
@@ -110,6 +124,16 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_waiting_benchmark(kinds)
 
 
+def distinct(values: Iterable[int]) -> str:
+    """Return each value once, as they are typed."""
+    return ",".join(map(str, dict.fromkeys(values)))
+
+
+def image_sides(text: str) -> tuple[int, ...]:
+    """Parse sides that `data.image_size` permits, such as `320,800`. [pixels]"""
+    return tuple(dict.fromkeys(map(image_side, text.split(","))))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """The options of a benchmark with variants; each benchmark has its own numbers of runs."""
@@ -119,12 +143,14 @@ class BenchOptions:
     )
     rounds: int = option("measured runs of each contestant", default=0, parse=positive, metavar="N")
     warm_up: int = option("warm-up runs of each contestant", default=0, parse=positive, metavar="N")
-    images: int = option("images per batch", default=STANDARD.images, parse=positive, metavar="N")
-    image_size: int = option(
-        "height and width of the images [pixels]",
-        default=STANDARD.image_size,
-        parse=image_side,
-        metavar="N",
+    images: tuple[int, ...] = option(
+        "images per batch, one number or several", default="", parse=numbers, metavar="N,…"
+    )
+    image_size: tuple[int, ...] = option(
+        "height and width of the images, one number or several [pixels]",
+        default="",
+        parse=image_sides,
+        metavar="N,…",
     )
     classes: int = option(
         "classes that the head predicts", default=STANDARD.classes, parse=positive, metavar="N"
@@ -171,43 +197,61 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
         fix = "give the Python of another environment, such as .venv-old/bin/python"
         other = find_interpreter(options.against, prefix="--against", fix=fix)
         chosen = with_counterparts(chosen, other)
-    workload = Workload(
-        images=options.images, image_size=options.image_size, classes=options.classes
-    )
     if options.threads is not None:
-        return bench_threads(benchmark, chosen, workload, options, console=console)
+        return bench_threads(benchmark, chosen, options, console=console)
+    contents, is_alone = [], len(options.image_size) * len(options.images) == 1
+    for size in options.image_size:
+        workload = Workload(image_size=size, classes=options.classes)
+        with with_files(benchmark, chosen, workload, print_line=print_line) as variants:
+            for images in options.images:
+                contents.append(
+                    measured(benchmark, variants, replace(workload, images=images), options)
+                )
+                if options.json is not None:  # Each time: an interruption keeps what is measured
+                    several = {"benchmark": benchmark.name, "workloads": contents}
+                    write_json(options.json, contents[0] if is_alone else several)
+    return FINISHED
+
+
+def measured(
+    benchmark: Benchmark, variants: Sequence[Variant], workload: Workload, options: BenchOptions
+) -> dict[str, Any]:
+    """Measure a workload and print its results; return them for JSON."""
     results = measure(
         benchmark,
-        chosen,
+        variants,
         workload,
         options.rounds,
         options.warm_up,
-        console=console,
+        console=make_console(stderr=True),
         where=options.where,
         with_load=options.beside_load,
     )
     findings = counterpart_findings(results) + benchmark.findings(results.without_counterparts)
     content = as_json(results, findings, benchmark=benchmark.name)
-    print_results(results, content["contestants"], findings)
-    if options.json is not None:
-        write_json(options.json, content)
-    return FINISHED
+    has_targets = any(finding.target for finding in findings)
+    with_targets = has_targets and workload in benchmark.workloads
+    print_results(results, content["contestants"], findings, with_targets=with_targets)
+    return content
 
 
 def bench_threads(
     benchmark: Benchmark,
     chosen: Sequence[Variant],
-    workload: Workload,
     options: BenchOptions,
     *,
     console: Console,
 ) -> int:
     """Run the contestants that take a step by threads; print and write; return the exit code."""
     assert options.threads is not None
+    if len(options.images) * len(options.image_size) > 1:
+        raise InputError("--images, --image-size: give one number of each beside --threads")
+    [images], [size] = options.images, options.image_size
+    workload = Workload(images=images, image_size=size, classes=options.classes)
     steps = [variant for variant in chosen if variant.recipe not in LIMITS]
     if not steps:
         raise InputError(f"--contestants: {chosen[0].name} takes no step; name others")
-    measured = measure_by_threads(
+    results = measure_by_threads(
         benchmark,
         steps,
         workload,
@@ -217,9 +261,9 @@ def bench_threads(
         where=options.where,
         console=console,
     )
-    print_by_threads(measured)
+    print_by_threads(results)
     if options.json is not None:
-        write_json(options.json, threads_json(measured, benchmark=benchmark.name))
+        write_json(options.json, threads_json(results, benchmark=benchmark.name))
     return FINISHED
 
 
@@ -238,10 +282,15 @@ def usable(
         except InputError as error:
             lacks = str(error)
         here = python or this_interpreter()
+        if missing := [name for name in variant.packages if find_spec(name) is None]:
+            ways = dict.fromkeys(HOW_TO_INSTALL.get(name, "make serving") for name in missing)
+            lacks = f"{' and '.join(missing)} not installed ({'; '.join(ways)})"
         if not lacks and not are_named:
             if allocator is not None and find(allocator) is None:
                 package = f"apt-get install {allocator.package}"
                 lacks = f"{variant.allocator} is not installed ({package})"
+            elif variant.needs_bf16 and slow_bf16():
+                lacks = "this processor has no instructions for BF16"
             elif variant.needs_intel_openmp and here.openmp != "intel":
                 lacks = f"intel-openmp is not installed in {here.environment}"
         if lacks:

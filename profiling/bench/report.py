@@ -15,7 +15,7 @@ from common.console import make_console, significant
 from common.files import write_json
 from common.machine import environment
 from profiling.bench.results import CEILING, CEILING_RECIPE, Finding, Results, disturbance
-from profiling.bench.variant import STANDARD, Variant
+from profiling.bench.variant import Variant
 
 MOST_MOVING = 20  # Operators in the table of bytes
 OPERATORS_SHOWN = 20
@@ -27,6 +27,8 @@ VARIANT_COLUMNS = (
     Column("median s", significant, name="median_s"),
     Column("lowest–highest"),
     Column("beside load s", significant),
+    Column("images/s", significant, name="images_per_s"),
+    Column("ms per image", ",.0f", name="ms_per_image"),
     Column("GFLOP/s", ",.0f", name="gflop_per_s"),
     Column("convolving", ".1%", name="convolving_share"),
     Column("GB moved", ".1f", name="gigabytes_moved"),
@@ -83,6 +85,9 @@ def variant_json(results: Results, variant: Variant) -> dict[str, Any]:
         "details": results.details(name),
         "facts": dict(results.facts.get(name, {})),
     }
+    if images := content["facts"].get("images"):
+        content["images_per_s"] = images / results.seconds(name)
+        content["ms_per_image"] = 1000 * results.seconds(name) / images
     if name in results.loaded_runs:
         content["beside_load_s"] = [run.seconds for run in results.loaded_runs[name]]
         content["times_as_long_beside_load"] = results.slowdown(name).median
@@ -116,7 +121,11 @@ def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def print_results(
-    results: Results, contestants: Mapping[str, Mapping[str, Any]], findings: Sequence[Finding]
+    results: Results,
+    contestants: Mapping[str, Mapping[str, Any]],
+    findings: Sequence[Finding],
+    *,
+    with_targets: bool,
 ) -> None:
     """Print the variants, then the findings, then times by operator if measured.
 
@@ -137,7 +146,6 @@ def print_results(
         ]
         table = Table("bytes read and written by operators per run [GB]", columns, rows)
         console.print(table.for_console())
-    with_targets = results.workload == STANDARD
     console.print(findings_table(findings, with_targets=with_targets).for_console())
     for name in results.operators:
         console.print(where_table(name, results).for_console())

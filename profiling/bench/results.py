@@ -7,6 +7,7 @@ made for, beside its target. `background_load` measures how busy the rest of the
 import argparse
 import os
 import resource
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,13 @@ from rich.console import Console
 
 from common.console import progress
 from launch.pinning import choose_cores
-from profiling.bench.variant import Ratio, Run, Variant, Workload, times_as_fast
+from profiling.bench.variant import STANDARD, Ratio, Run, Variant, Workload, times_as_fast
 from profiling.bench.worker_pool import (
     Runner,
     WorkerPool,
     busy_cores,
     run_interleaved,
+    runs_alone,
 )
 from profiling.onednn_log.work import COMPUTING
 
@@ -228,6 +230,12 @@ class Benchmark:
     about: str
     variants: Sequence[Variant]
     findings: Callable[[Results], list[Finding]]
+    workloads: Sequence[Workload] = (STANDARD,)
+    """All combinations of some sizes with some batches: those it runs unless options name others,
+    and that targets are given for."""
+    files: str | None = None
+    """The recipe, if there is one, that writes files for all variants of an image size, which get
+    their folder as the option `folder`."""
     rounds: int  # Counted runs of each variant, unless an option changes it
     warm_up: int
     settling: int = 0
@@ -239,6 +247,30 @@ class Benchmark:
     beside_load: bool = False
     """Whether it can also be measured beside a process that keeps one core busy."""
     by_threads: bool = False  # Whether it can be measured with several numbers of threads
+
+
+@contextmanager
+def with_files(
+    benchmark: Benchmark,
+    variants: Sequence[Variant],
+    workload: Workload,
+    *,
+    print_line: Callable[[str], None],
+) -> Iterator[Sequence[Variant]]:
+    """Yield the variants with the benchmark's files for an image size, removed at the end.
+
+    Raises:
+        WorkerDiedError, InputError: The files cannot be made.
+    """
+    if benchmark.files is None:
+        yield variants
+        return
+    print_line(f"making files for images of {workload.image_size}×{workload.image_size}")
+    with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-benchmark-") as folder:
+        onnx = any("onnx" in each.packages for each in variants)
+        maker = Variant("files", "", benchmark.files, options={"folder": folder, "onnx": onnx})
+        runs_alone(maker, workload, count=0)
+        yield [replace(each, options={**each.options, "folder": folder}) for each in variants]
 
 
 CEILING = "ceiling"  # The variant that runs single convolutions and a matrix product

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from common.errors import InputError
-from common.machine import read_proc_text
+from common.machine import installed_versions, read_proc_text
 from common.wording import counted
 from launch.environment import MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED, set_policy
 from launch.shares import Share
@@ -42,6 +42,10 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process, beside those of this one."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    """What it needs beside requirements.txt; it is left out where one of them is missing."""
+    needs_bf16: bool = False
+    """Whether it is left out, unless it is named, where the processor is slow in BF16."""
     needs_ipex: bool = False
     """Whether it computes by IPEX, which has an environment of its own."""
     needs_intel_openmp: bool = False
@@ -57,7 +61,8 @@ class Variant:
     @property
     def versions(self) -> Mapping[str, str]:
         """The versions of Python, torch and other packages that it runs with."""
-        return (self.interpreter or this_interpreter()).versions
+        interpreter = self.interpreter or this_interpreter()
+        return {**interpreter.versions, **installed_versions(self.packages)}
 
 
 def with_counterparts(variants: Sequence[Variant], other: Interpreter) -> list[Variant]:
@@ -111,7 +116,7 @@ class Workload:
 
     def __str__(self) -> str:
         side = self.image_size
-        return f"{self.images} images of {side}x{side}, {self.classes} classes"
+        return f"{counted(self.images, 'image')} of {side}x{side}, {self.classes} classes"
 
 
 STANDARD = Workload()  # The workload that targets are given for

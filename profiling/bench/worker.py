@@ -28,6 +28,7 @@ RECIPE_MODULES = {
             f"{BENCH}.parts",
             "focal_loss gradient_norm optimizer_step weight_average postprocessing evaluation",
         ),
+        (BENCH, f"{BENCH}.predict", "prediction prediction_files"),
         (BENCH, BENCH, "log metric"),
         (f"{ABLATE}.recipes", f"{ABLATE}.network_recipes", "networks conv_norm_relu"),
         (

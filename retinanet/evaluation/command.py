@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.console import make_console
+from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
+from common.machine import slow_bf16
 from common.outputs import require_no_input
 from data.annotations import SAME_CATEGORIES, ClassMap, Split, TrainingRules, require_split
 from data.dataset import DetectionDataset
@@ -19,7 +20,13 @@ from data.loader import evaluation_loader
 from retinanet.commands import EvaluateOptions
 from retinanet.config_file import config_from_tree, configured_split
 from retinanet.config_sections import DataConfig
-from retinanet.config_types import DEFAULT_LIBRARY, MetricLibrary, refuse_what_is_no_checkpoint
+from retinanet.config_types import (
+    DEFAULT_LIBRARY,
+    MetricLibrary,
+    Precision,
+    chosen_precision,
+    refuse_what_is_no_checkpoint,
+)
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import detect_split
 from retinanet.evaluation.metric import coco_metric
@@ -51,14 +58,16 @@ def evaluate(options: EvaluateOptions) -> int:
     require_no_input(files, [*trained.folder.iterdir(), *([annotations] if annotations else [])])
     dataset = validation_split(trained, annotations=annotations, images=options.images)
     console = make_console()
+    precision = noted_precision(options.precision, console)
     result = evaluate_split(
         trained,
         dataset,
+        precision=precision,
         batch_size=options.batch_size,
         library=options.metric,
         console=console,
     )
-    title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images"
+    title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images, {precision}"
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:
         write_evaluation(result, out, name=name)
@@ -70,7 +79,8 @@ def evaluate(options: EvaluateOptions) -> int:
         contents = "boxes, classes, chart" + (" and pictures" if sheet is not None else "")
         console.print(f"{contents}: {out}/{name}.*", soft_wrap=True, markup=False)
     if options.json is not None:
-        content: dict[str, object] = {
+        content: dict[str, object] = {"precision": precision}
+        content |= {
             # JSON has no NaN.
             name: None if math.isnan(value) else value
             for name, value in result.evaluation.summary.items()
@@ -80,15 +90,26 @@ def evaluate(options: EvaluateOptions) -> int:
     return FINISHED
 
 
+def noted_precision(name: Precision, console: Console) -> str:
+    """Return the precision that `--precision` means here; print a note if it is slow."""
+    precision = chosen_precision(name)
+    if precision == "bf16" and (slow := slow_bf16()):
+        print_line(console, f"note: --precision bf16: {slow}")
+    return precision
+
+
 def evaluate_split(
     checkpoint: Checkpoint,
     dataset: DetectionDataset,
     *,
+    precision: str,
     batch_size: int,
     library: MetricLibrary = DEFAULT_LIBRARY,
     console: Console,
 ) -> SplitResult:
     """Detect in every image of a split and compute COCO's metric, in this process.
+
+    `precision`: "bf16" or "float32".
 
     Raises:
         InputError: An image cannot be read.
@@ -99,7 +120,7 @@ def evaluate_split(
         model,
         evaluation_loader(dataset, batch_size=batch_size),
         classes=dataset.class_map,
-        forward=torch_forward(model, precision=checkpoint.model.precision),
+        forward=torch_forward(model, precision=precision),
         console=console,
     )
     assert detections is not None, "None is returned only after a stop request"

@@ -16,6 +16,7 @@ from common.outputs import require_no_input
 from common.wording import counted, listed
 from retinanet.commands import PredictOptions
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
+from retinanet.evaluation.command import noted_precision
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.search import (
     DetectionCounter,
@@ -52,11 +53,12 @@ def predict(options: PredictOptions) -> int:
     json_files = [options.json] if options.json else []
     outputs = [*(source.drawn for source in sources.all if draws), *json_files]
     require_free(outputs, overwrite=options.overwrite, advice="give --overwrite or another --out")
-    detector = Detector.load(options.checkpoint)
+    console = make_console()
+    precision = noted_precision(options.precision, console)
+    detector = Detector.load(options.checkpoint, precision=precision)
     read = [source.file for source in sources.all]
     require_no_input(outputs, [*read, *detector.path.iterdir()])
     detector.require_classes(only, option="--class")
-    console = make_console()
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))
@@ -77,7 +79,9 @@ def predict(options: PredictOptions) -> int:
             if not stop.received:
                 detect_in_video(video, search, every=options.every)
     written = [*([folder] if draws else []), *json_files]
-    line = counter.summary() + (f" → {', '.join(map(str, written))}" if written else "")
+    line = f"{counter.summary()} in {precision}" + (
+        f" → {', '.join(map(str, written))}" if written else ""
+    )
     if others := sources.left_out.others:
         line += f"; {counted(others, 'other file')} skipped"
     if counter.problems:

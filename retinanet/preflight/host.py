@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 from common.errors import InputError
-from common.machine import bf16_flag, cpu_flags, installed_versions, mapped_files
+from common.machine import bf16_flag, cpu_flags, installed_versions, mapped_files, slow_bf16
 from common.native import (
     NoCompilerError,
     find_compiler,
@@ -255,17 +255,11 @@ def check_precision(
     if convolutions == "winograd" and "avx512_bf16" not in known:
         detail = "engine.convolutions=winograd: the processor has no AVX-512 BF16"
         return failure(PRECISION, detail, fix="set auto or onednn")
-    instructions = bf16_flag(known)
     if precision != "bf16":
         return ok(PRECISION, f"{precision}, supported by every processor")
-    if instructions:
-        return ok(PRECISION, f"bf16, supported by the processor ({instructions})")
-    # Without BF16, oneDNN converts to float32; below AVX-512, and on Arm, few kernels are fast.
-    if "avx512bw" in known:
-        detail = "bf16, which this processor (AVX-512 without BF16) converts to float32"
-        return warning(PRECISION, detail, fix=f"{FLOAT32} is as fast or faster")
-    detail = "bf16, without fast kernels for this processor: steps take many times as long"
-    return warning(PRECISION, detail, fix=f"set {FLOAT32}")
+    if slow := slow_bf16(known):
+        return warning(PRECISION, f"bf16: {slow}", fix=f"set {FLOAT32}")
+    return ok(PRECISION, f"bf16, supported by the processor ({bf16_flag(known)})")
 
 
 def check_compiler(focal_loss: str) -> Finding:

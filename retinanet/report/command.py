@@ -34,6 +34,7 @@ def report(options: ReportOptions) -> int:
         options.checkpoint,
         annotations=options.annotations,
         images=options.images,
+        precision=options.precision,
         console=console,
     )
     summary = summarize(material)
@@ -54,6 +55,7 @@ def to_json(material: Material) -> dict[str, Any]:
     return {
         "name": material.name,
         "checkpoint": str(material.checkpoint.folder),
+        "precision": material.precision,
         "step": material.checkpoint.position.step,
         "images": len(material.annotations),
         "trained_images": material.trained_images,

@@ -24,7 +24,13 @@ from data.index import open_annotations
 from data.json_lists import Window, list_entries, no_garbage_collection
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, configured_split, load_config
-from retinanet.evaluation.command import evaluate_split, read_trained, validation_split
+from retinanet.config_types import Precision
+from retinanet.evaluation.command import (
+    evaluate_split,
+    noted_precision,
+    read_trained,
+    validation_split,
+)
 from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import evaluation_files, evaluation_name
@@ -58,6 +64,7 @@ class Material:
     """A checkpoint, its detections on a split, and what follows from them."""
 
     checkpoint: Checkpoint
+    precision: str  # `bf16` or `float32`: the arithmetic that the detections are from
     run: RunFolder | None  # None: the checkpoint is not in a run's folder
     config: Config  # The run's as of its last start, else the checkpoint's
     dataset: DetectionDataset
@@ -129,9 +136,16 @@ class Material:
 
 
 def read_material(
-    path: Path, *, annotations: Path | None, images: Path | None, console: Console
+    path: Path,
+    *,
+    annotations: Path | None,
+    images: Path | None,
+    precision: Precision = "auto",
+    console: Console,
 ) -> Material:
-    """Read a checkpoint and its detections, or detect.
+    """Read a checkpoint and its detections, or detect in a precision.
+
+    Kept detections are in the precision of the training, which `auto` takes as it is.
 
     Raises:
         InputError: There is no checkpoint, or its images or annotations are missing.
@@ -141,13 +155,16 @@ def read_material(
     dataset = validation_split(checkpoint, annotations=annotations, images=images)
     config = current_config(checkpoint, run)
     records = read_json_lines(run.metrics) if run else []
-    kept = None
-    if run is not None and annotations is None:
+    kept, used = None, checkpoint.model.precision
+    if run is not None and annotations is None and precision in ("auto", used):
         kept = kept_evaluation(
             run, dataset, step=checkpoint.position.step, records=records, console=console
         )
     if kept is None:
-        result = evaluate_split(checkpoint, dataset, batch_size=BATCH_SIZE, console=console)
+        used = noted_precision(precision, console)
+        result = evaluate_split(
+            checkpoint, dataset, precision=used, batch_size=BATCH_SIZE, console=console
+        )
         kept = result.detections, result.evaluation
     detections, evaluation = kept
     curves = class_curves(dataset.annotations, detections)
@@ -156,6 +173,7 @@ def read_material(
     thresholds = class_thresholds(curves, default=default)
     return Material(
         checkpoint=checkpoint,
+        precision=used,
         run=run,
         config=config,
         dataset=dataset,

@@ -71,7 +71,7 @@ def summarize(material: Material) -> list[str]:
     boxes, best, mistakes = material.joint.true_boxes, material.best, material.mistakes
     images = len(material.annotations)
     what = f"{images:,} images with {boxes:,} labelled objects"
-    measured = f"Measured on {what}: {describe_images(material)}."
+    measured = f"Measured in {material.precision} on {what}: {describe_images(material)}."
     if best is None:
         return [measured, "The detector finds none of the objects at any threshold."]
     return [
@@ -115,6 +115,7 @@ def result_blocks(material: Material) -> list[Block]:
         ("run", material.name),
         ("checkpoint", f"after step {position.step:,}, epoch {position.epoch:,}"),
         ("image size", f"{model.image_size}×{model.image_size} pixels"),
+        ("detections in", material.precision),
     ]
     if material.run:
         training = config.training

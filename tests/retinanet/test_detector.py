@@ -90,7 +90,8 @@ def test_boxes_equal_those_of_the_command(
 ) -> None:
     files, boxes = [*photos, tmp_path / "turned.jpg"], tmp_path / "boxes.json"
     options = ("--no-pictures", "--json", boxes, "--score", "0.3", "--batch-size", "2")
-    done = run_here(main, "predict", "--checkpoint", detector, *files, *options)
+    words = ("--checkpoint", detector, "--precision", "float32")
+    done = run_here(main, "predict", *words, *files, *options)
     assert done.returncode == 0, done.stderr
     results = loaded.predict(files, min_score=0.3, batch_size=2)
     assert [result.path for result in results] == files
@@ -223,8 +224,8 @@ def test_drawing_and_text(
     file = tmp_path / "a.png"
     Image.fromarray(pixels).save(file)
     found = loaded.predict(file)
-    done = run_here(main, "predict", "--checkpoint", detector, file, "--out", tmp_path / "out")
-    assert done.returncode == 0
+    words = ("--checkpoint", detector, "--precision", "float32", "--out", tmp_path / "out")
+    assert run_here(main, "predict", file, *words).returncode == 0
     with Image.open(tmp_path / "out" / "a.boxes.png") as drawn:
         assert same_pixels(found.draw(), drawn)
     assert same_pixels(loaded.predict(pixels).draw(), found.draw())
@@ -284,12 +285,25 @@ def test_damaged_photo_among_others_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("flag", "precision"), [("avx512_bf16", "bf16"), ("avx512bw", "float32")])
+def test_precision_is_the_processors_unless_it_is_named(
+    flag: str, precision: str, detector: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is one of a training in float32, as converted ones are."""
+    monkeypatch.setattr("common.machine.cpu_flags", lambda: {flag})
+    assert Detector.load(detector).precision == precision
+    for named in ("bf16", "float32"):
+        assert Detector.load(detector, precision=named).precision == named
+    assert Detector.load(detector, precision=None).precision == "float32"
+
+
+@pytest.mark.slow
 def test_errors_of_load_name_the_path_and_the_fix(tmp_path: Path, detector: Path) -> None:
     assert "does not exist; give runs/NAME" in error_message(Detector.load, tmp_path / "none")
     assert "contains no checkpoint" in error_message(Detector.load, str(tmp_path))
     assert "is a pickle" in error_message(Detector.load, tmp_path / "model.pth")
     message = error_message(Detector.load, detector, precision="fp16")
-    assert message == "precision: expected bf16 or float32, found 'fp16'"
+    assert message == "precision: expected auto, bf16 or float32, found 'fp16'"
     with pytest.raises(ValueError, match="does not exist"):
         Detector.load(tmp_path / "none")
     assert error_message(Detector.load, "x" * 300) == f"{'x' * 300}: File name too long"

@@ -13,10 +13,18 @@ from torch import nn
 from common.errors import InputError
 from data.transforms import normalize
 from profiling.bench import command, worker
-from profiling.bench.benchmarks import EVALUATE, LOSS, OPTIMIZER, STEP, loss_findings, step_findings
+from profiling.bench.benchmarks import (
+    EVALUATE,
+    LOSS,
+    OPTIMIZER,
+    PREDICT,
+    STEP,
+    loss_findings,
+    step_findings,
+)
 from profiling.bench.interpreters import Interpreter
 from profiling.bench.measured_steps import COMPILED, bytes_of_run, onednn_seconds, primitive_seconds
-from profiling.bench.recipes import parts, step
+from profiling.bench.recipes import parts, predict, step
 from profiling.bench.recipes.step import convolution_flop, feature_sizes, make_batch, step_gflop
 from profiling.bench.results import BytesMoved, Finding, Primitives, Results
 from profiling.bench.variant import (
@@ -161,6 +169,46 @@ def test_evaluation_optimizer_and_loss_compare_equal_work() -> None:
     assert share.value == 60 / 2 / 40 and share.is_met
 
 
+def test_prediction_in_bf16_has_a_target_at_the_standard_size() -> None:
+    names = ("ours-bf16", "torchvision-bf16", "onnxruntime-float32")
+    results = make_results(
+        ours_bf16=[make_run(1.0)],
+        torchvision_bf16=[make_run(1.5)],
+        onnxruntime_float32=[make_run(3.0)],
+    )
+    results = replace(results, facts={name: {"agreement": 0.9} for name in names})
+    for size, wanted in ((STANDARD.image_size, 2.0), (320, None)):
+        sized = replace(results, workload=replace(TINY, image_size=size))
+        against, onnx, *boxes = PREDICT.findings(sized)
+        assert (against.value, against.at_least) == (1.5, wanted) and onnx.value == 3.0
+        assert [finding.value for finding in boxes] == [0.9] * 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "packages", "are_named", "reason"),
+    [
+        ("avx2", (), False, "this processor has no instructions for BF16"),
+        ("avx2", (), True, None),
+        ("amx_bf16", (), False, None),
+        ("amx_bf16", ("openvino_2", "no_onnx"), True, "openvino_2 and no_onnx not installed"),
+    ],
+)
+def test_predictions_that_cannot_run_here_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    packages: tuple[str, ...],
+    are_named: bool,
+    reason: str | None,
+) -> None:
+    monkeypatch.setattr("common.machine.cpu_flags", lambda: {flag})
+    monkeypatch.setattr(command, "HOW_TO_INSTALL", {"openvino_2": "install it"})
+    variant, lines = replace(PREDICT.variants[0], packages=packages), list[str]()
+    placed = command.usable([variant], lines.append, are_named=are_named)
+    assert placed == ([] if reason else [variant])
+    assert [line.split(": ")[1].split(" (")[0] for line in lines] == [reason] * bool(reason)
+    assert all("(install it; make serving)" in line for line in lines if packages)
+
+
 @pytest.mark.parametrize(
     ("allocator", "openmp", "reason"),
     [
@@ -234,6 +282,46 @@ def test_torchvision_returns_about_as_many_boxes(
     ours, theirs = (prepare(TINY, whose=whose).run()["boxes"] for whose in ("ours", "torchvision"))
     assert ours > least
     assert ours == pytest.approx(theirs, rel=difference)  # torchvision's boxes are BF16 here
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a detector, and of what it finds."""
+    folder = str(tmp_path_factory.mktemp("files"))
+    predict.prepare_prediction_files(TINY, folder=folder, onnx=False)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "precision", "least"),
+    [
+        ("ours", "float32", 1.0),
+        ("torchvision", "float32", 1.0),
+        ("ours", "bf16", 0.9),
+        ("torchvision", "bf16", 0.7),
+    ],
+)
+def test_programs_predict_the_same_boxes(
+    program: str, precision: str, least: float, files: str
+) -> None:
+    prepared = predict.prepare_prediction(TINY, program=program, precision=precision, folder=files)
+    assert prepared.facts["images"] == TINY.images and prepared.facts["agreement"] >= least
+    assert prepared.run()["boxes"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_program_that_predicts_other_boxes_is_not_timed(
+    precision: str, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any) -> predict.Predict:
+        right = predict.ours(*arguments)
+        return lambda images: [each._replace(boxes=each.boxes + 32) for each in right(images)]
+
+    monkeypatch.setitem(predict.PROGRAMS, "ours", wrong)
+    with pytest.raises(InputError, match=rf"^ours in {precision}: .*leave it out by --contestants"):
+        predict.prepare_prediction(TINY, program="ours", precision=precision, folder=files)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tests.support.fast_precision import needs_bf16
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECONDS = {"torch": 2.0, "torchvision-tuned": 6.0, "ceiling": 1.0}
+SECONDS |= {"ours-float32": 2.0, "torchvision-float32": 5.0}
 
 
 class FakeWorker:
@@ -29,6 +30,9 @@ class FakeWorker:
     def __init__(self, variant: Variant, workload: Workload) -> None:
         self.variant = variant
         self.facts: dict[str, Any] = {"step_gflop": 100.0} if variant.name == "ceiling" else {}
+        if "folder" in variant.options:
+            assert Path(str(variant.options["folder"])).is_dir()
+            self.facts = {"images": workload.images, "agreement": 0.99}
 
     def run(self) -> Run:
         details = {"loss": 1.5}
@@ -93,6 +97,65 @@ def test_targets_are_only_for_the_standard_batch(run_here: RunHere) -> None:
     standard = run_here(main, "bench", "step", *options).stdout
     assert "target" in standard and "met" in standard and "aten::" not in standard
     assert "target" not in run_here(main, "bench", "step", *options, "--classes=3").stdout
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_predictions_of_each_size_share_files(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, object, Path]] = []
+
+    def make_files(variant: Variant, workload: Workload, *, count: int) -> None:
+        options, size = variant.options, workload.image_size
+        made.append((size, options["onnx"], Path(str(options["folder"]))))
+        assert count == 0
+
+    monkeypatch.setattr(results, "runs_alone", make_files)
+    several, one = tmp_path / "several.json", tmp_path / "one.json"
+    names = "--contestants=ours-float32,torchvision-float32"
+    options = ("bench", "predict", names, "--rounds=1", "--warm-up=1")
+    done = run_here(main, *options, f"--json={several}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2.50 times as fast") == 4 and "99.0%" in done.stdout
+    contents = json.loads(several.read_text())["workloads"]
+    sizes = [(each["workload"]["image_size"], each["workload"]["images"]) for each in contents]
+    assert sizes == [(320, 1), (320, 8), (800, 1), (800, 8)]
+    assert [files[:2] for files in made] == [(320, False), (800, False)]
+    assert not any(folder.exists() for _, _, folder in made)
+    ours = contents[1]["contestants"]["ours-float32"]
+    assert (ours["images_per_s"], ours["ms_per_image"]) == (4.0, 250.0)
+    small = ("--images=1", "--image-size=64", f"--json={one}")
+    assert run_here(main, *options, *small).returncode == 0
+    assert json.loads(one.read_text())["workload"]["image_size"] == 64
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_interrupted_predictions_keep_what_is_measured(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_files(variant: Variant, workload: Workload, *, count: int) -> None:
+        if workload.image_size == 800:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "runs_alone", make_files)
+    file = tmp_path / "predict.json"
+    options = ("--contestants=ours-float32", "--rounds=1", "--images=2", f"--json={file}")
+    assert run_here(main, "bench", "predict", *options).returncode == 130
+    [content] = json.loads(file.read_text())["workloads"]
+    assert content["workload"]["image_size"] == 320
+
+
+@pytest.mark.exhaustive
+def test_real_predictions_of_ours_and_of_the_export(run_here: RunHere, tmp_path: Path) -> None:
+    file = tmp_path / "predict.json"
+    names = "--contestants=ours-float32,onnxruntime-float32"
+    sizes = ("--images=2", "--image-size=64", "--classes=3", "--rounds=1")
+    done = run_here(main, "bench", "predict", names, *sizes, f"--json={file}")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = json.loads(file.read_text())["contestants"].values()
+    assert ours["facts"] == theirs["facts"] == {"images": 2, "agreement": 1.0}
+    assert ours["details"] == theirs["details"] and ours["details"]["boxes"] > 20
+    assert "onnxruntime" in theirs["versions"] and ours["ms_per_image"] > 0
 
 
 @pytest.mark.parametrize(("cores", "text"), [(0.1, ""), (0.5, "0.50 cores")])

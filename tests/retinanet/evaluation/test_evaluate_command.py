@@ -11,6 +11,7 @@ from PIL import Image
 from retinanet.__main__ import main
 from retinanet.training.convert import convert_detector
 from tests.support.commands import RunHere, error_line
+from tests.support.fast_precision import FAST_PRECISION
 from tests.support.random_detectors import NAMES
 
 
@@ -47,7 +48,9 @@ def test_evaluation_writes_files_and_replaces_none_without_overwrite(
     assert sorted(file.name for file in out.iterdir()) == [f"step-000007.{end}" for end in endings]
     with Image.open(out / "step-000007.pictures.png") as image:
         assert image.size == (1600, 860) and np.asarray(image).std() > 10
-    assert set(json.loads(numbers.read_text())["per_class"]) == {"one"}
+    content = json.loads(numbers.read_text())
+    assert set(content["per_class"]) == {"one"} and content["precision"] == FAST_PRECISION
+    assert f"step 7, 3 images, {FAST_PRECISION}\n" in done.stdout
 
     for options, option in ((arguments, "--json"), (arguments[:-2], "--out")):
         again = run_here(main, "evaluate", *options)

@@ -87,10 +87,10 @@ def test_letterbox_file_used_as_described_needs_only_torch_and_has_the_boxes_of_
     pixels = np.random.default_rng(1).integers(0, 256, (40, 96, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(picture)
     for arguments in (
-        ("export", "--out", file, "--score", "0.1", "--image", picture),
-        ("predict", picture, "--out", tmp_path, "--json", boxes, "--score", "0.1"),
+        ("export", "--out", file, "--image", picture),
+        ("predict", picture, "--out", tmp_path, "--json", boxes, "--precision", "float32"),
     ):
-        done = run_here(main, *arguments, "--checkpoint", checkpoint)
+        done = run_here(main, *arguments, "--checkpoint", checkpoint, "--score", "0.1")
         assert (done.returncode, done.stderr) == (0, "")
         assert arguments[0] != "export" or f"checked with torch {TORCH}" in done.stdout
     user = run_program(sys.executable, "-W", "ignore", "-c", USER, cwd=tmp_path)

@@ -77,6 +77,22 @@ def test_picture_is_drawn_and_its_boxes_are_written(
     assert f"would replace {weights}, which this command reads" in error_line(itself)
 
 
+def test_precision_is_that_of_the_option(
+    detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.machine.cpu_flags", lambda: {"avx512bw"})
+    file, scores = write_picture(tmp_path / "a.png"), {}
+    for precision, taken, notes in (("auto", "float32", 0), ("bf16", "bf16", 1)):
+        boxes = tmp_path / f"{precision}.json"
+        options = ("--precision", precision, "--no-pictures", "--json", boxes)
+        done = run_here(main, "predict", "--checkpoint", detector, file, *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f" per second in {taken} → " in done.stdout
+        assert done.stdout.count("note: --precision bf16: this processor (AVX-512 with") == notes
+        scores[taken] = [box["score"] for box in read_boxes(boxes)[:5]]
+    assert scores["bf16"] != scores["float32"] == pytest.approx(scores["bf16"], abs=0.05)
+
+
 def test_same_command_again_numbers_its_outputs(
     detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +142,7 @@ def test_boxes_do_not_depend_on_batch_size(
     for size in (1, 5):
         boxes = tmp_path / f"{size}.json"
         arguments = ["--checkpoint", detector, many, "--no-pictures", "--json", boxes]
+        arguments += ["--precision", "float32"]
         done = run_here(main, "predict", *arguments, "--batch-size", str(size), "--score", "0.2")
         assert done.returncode == 0, done.stderr
         assert f"pictures {MANY}/{MANY}" in done.stdout and f"{MANY} pictures, " in done.stdout

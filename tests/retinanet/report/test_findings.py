@@ -52,6 +52,7 @@ def material(
     described: Any = SimpleNamespace(model=SimpleNamespace(image_size=320))
     return Material(
         checkpoint=described,
+        precision="float32",
         run=None,
         config=config,
         dataset=SimpleNamespace(annotations=truth),  # type: ignore[arg-type]

@@ -138,6 +138,19 @@ def test_page_of_kept_detections(run: Path, tmp_path: Path, run_here: RunHere) -
     assert [image["file_name"] for image in content["worst_images"]][:1] == ["0.png"]
 
 
+def test_kept_detections_are_in_the_precision_of_the_training(
+    run: Path, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.machine.cpu_flags", lambda: {"avx512_bf16"})
+    numbers = tmp_path / "numbers.json"
+    done = run_here(main, "report", run, "--json", numbers)
+    assert "Measured in float32 on 4 images" in done.stdout
+    assert json.loads(numbers.read_text())["precision"] == "float32"
+    assert run_here(main, "report", run, "--overwrite", "--precision=float32").returncode == 0
+    other = run_here(main, "report", run, "--overwrite", "--precision=bf16")
+    assert other.returncode == 2 and "model.safetensors" in other.stderr  # It has to detect
+
+
 def words_to_continue(run: Path) -> list[str]:
     """Return the arguments of the page's command that continues the training."""
     material = read_material(run, annotations=None, images=None, console=Console(quiet=True))

@@ -121,7 +121,8 @@ def test_detections_equal_torchvisions(
         [expected] = torchvision_model([pixels])
     file = tmp_path / "boxes.json"
     arguments = ("--checkpoint", checkpoint, photo, "--json", file, "--no-pictures")
-    done = run_here(main, "predict", *arguments, "--score", "0.0501")
+    options = ("--score", "0.0501", "--precision", "float32")
+    done = run_here(main, "predict", *arguments, *options)
     assert (done.returncode, done.stderr) == (0, "")
     boxes = json.loads(file.read_text())
     is_above = expected["scores"] > 0.0501
