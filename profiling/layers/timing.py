@@ -260,7 +260,9 @@ def prepare_timing(
             watched.append(watched_iteration(timed, recorder))
             if place % PLAIN_EVERY == 0:
                 plain.append(plain_iteration(timed, clock))
-        memory = {"peak_mb": peak_resident_mb(), "huge_pages_mb": huge_pages_mb()}
+        on_gpu = subject.device == "cuda"
+        peak = torch.cuda.max_memory_allocated() / 1e6 if on_gpu else peak_resident_mb()
+        memory = {"peak_mb": peak, "huge_pages_mb": huge_pages_mb()}
         return {"watched": watched, "plain": plain, **memory}
 
     def answer(question: str) -> dict[str, Any]:

@@ -372,8 +372,8 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """Return the L2 norm of all gradients.
 
     It is infinite or NaN where a gradient is, and where the squares leave float32's range: Adam's
-    second average would be infinite then. One call of C++, which needs a fifteenth of the time of
-    torch's norms on 16 cores: each of these is computed by one thread.
+    second average would be infinite then. One call of C++ with all threads: torch computes the
+    norm of each tensor with one.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not (all(map(can_step, gradients)) and STEP_KERNELS.are_available()):
