@@ -146,7 +146,8 @@ def print_results(
         ]
         table = Table("bytes read and written by operators per run [GB]", columns, rows)
         console.print(table.for_console())
-    console.print(findings_table(findings, with_targets=with_targets).for_console())
+    if findings:
+        console.print(findings_table(findings, with_targets=with_targets).for_console())
     for name in results.operators:
         console.print(where_table(name, results).for_console())
         if moved := results.bytes_moved.get(name):
