@@ -119,16 +119,17 @@ class Kernels:
         read: Iterable[Tensor | None],
         written: Iterable[Tensor],
         kernel: str = "",
-    ) -> None:
+    ) -> Any:
         """Call a function that reads and writes these tensors once each, see `own_kernel`.
 
-        `kernel` is the name for listeners, by default the function's.
+        `kernel` is the name for listeners, by default the function's. Returns the result, if the
+        signature has one.
 
         Raises:
             NativeLibraryError: The library cannot be compiled or loaded here.
         """
         with own_kernel(kernel or function, read, written):
-            getattr(self.library(), function)(*arguments)
+            return getattr(self.library(), function)(*arguments)
 
 
 def c_struct(*groups: str) -> Callable[..., bytes]:

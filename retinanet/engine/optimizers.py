@@ -26,7 +26,6 @@ from retinanet.engine.kernel_calls import (
     c_struct,
     is_one_block,
     match_memory_format,
-    own_kernel,
 )
 
 STEP_KERNELS = Kernels(
@@ -83,14 +82,14 @@ def make_optimizer(
         compiled = fused and native_steps_work()
         return Lamb(trainable, betas=(beta1, BETA2), fused=compiled, **settings)
     settings |= {"fused": True} if fused else {"foreach": False}
+    settings |= {"momentum": momentum} if name == "sgd" else {"betas": (beta1, BETA2)}
     in_one_call = fused and all(map(can_step, parameters)) and STEP_KERNELS.are_available()
-    if name == "sgd":
-        settings |= {"momentum": momentum}
-        optimizer: Optimizer = (FusedSGD if in_one_call else SGD)(trainable, **settings)
-    else:
-        settings |= {"betas": (beta1, BETA2)}
-        kinds = (FusedAdam, Adam) if name == "adam" else (FusedAdamW, AdamW)
-        optimizer = kinds[not in_one_call](trainable, **settings)
+    kinds: dict[str, Any] = (
+        {"adam": FusedAdam, "adamw": FusedAdamW, "sgd": FusedSGD}
+        if in_one_call
+        else {"adam": Adam, "adamw": AdamW, "sgd": SGD}
+    )
+    optimizer: Optimizer = kinds[name](trainable, **settings)
     if fused:
         optimizer.register_step_pre_hook(match_layouts)
     return optimizer
@@ -245,7 +244,7 @@ class TensorUpdate:
     exp_avg: Tensor | None
     """Running average of the gradient, of the steps before this one; SGD: the momentum, or none."""
     exp_avg_sq: Tensor | None  # Running average of its square, of all but SGD
-    step: int  # This step's number, from 1; SGD: 1 where the momentum has no values yet, else 2
+    step: int  # This step's number, from 1; of all but SGD
     weight_decay: float
     use_trust_ratio: bool = False
     """Whether the step is scaled by the weight's norm."""
@@ -275,7 +274,7 @@ _tensor_record = c_struct(
     "P weight gradient exp_avg exp_avg_sq",
     "q size",
     "d correction1 correction2 weight_decay",
-    "i use_trust_ratio is_first",
+    "i use_trust_ratio",
 )
 """`TensorUpdate` as optimizers.cpp has it."""
 _settings_record = c_struct("d learning_rate beta1 beta2 eps", "i is_decoupled")
@@ -317,15 +316,15 @@ def next_momentum(
     """Return SGD's update of a parameter that has a gradient; state has the name of torch's."""
     assert parameter.grad is not None
     momentum = state.get("momentum_buffer")
-    is_first = momentum is None and group["momentum"] != 0
-    if is_first:
-        momentum = state["momentum_buffer"] = torch.empty_like(parameter)
+    if momentum is None and group["momentum"] != 0:
+        # torch's first momentum is the gradient: -0.0 plus any value is that value, -0.0 included.
+        momentum = state["momentum_buffer"] = torch.full_like(parameter, -0.0)
     return TensorUpdate(
         weight=parameter,
         gradient=parameter.grad,
         exp_avg=momentum,
         exp_avg_sq=None,
-        step=1 if is_first else 2,
+        step=0,
         weight_decay=group["weight_decay"],
     )
 
@@ -349,7 +348,6 @@ def native_step(kernel: str, updates: Sequence[TensorUpdate], group: Mapping[str
             1 - beta2**update.step,
             update.weight_decay,
             update.use_trust_ratio,
-            update.step == 1,
         )
         for update in updates
     ]
@@ -365,9 +363,6 @@ def native_step(kernel: str, updates: Sequence[TensorUpdate], group: Mapping[str
     )  # fmt: skip
 
 
-_gradient_record = c_struct("P values", "q size")
-
-
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """Return the L2 norm of all gradients.
 
@@ -379,11 +374,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     if not (all(map(can_step, gradients)) and STEP_KERNELS.are_available()):
         # Gradients of IPEX's weights are BF16, in which torch would round the norm of each tensor.
         return get_total_norm([gradient.float() for gradient in gradients], foreach=True).item()
-    records = [_gradient_record(gradient, gradient.numel()) for gradient in gradients]
-    with own_kernel("gradient_norm", gradients, ()):
-        squares = STEP_KERNELS.library().gradient_squares(
-            b"".join(records), len(records), torch.get_num_threads()
-        )
+    records = [
+        _tensor_record(None, gradient, None, None, gradient.numel(), 0, 0, 0, False)
+        for gradient in gradients
+    ]
+    squares: float = STEP_KERNELS.call(
+        "gradient_squares", b"".join(records), len(records), torch.get_num_threads(),
+        read=gradients, written=(), kernel="gradient_norm",
+    )  # fmt: skip
     return math.sqrt(squares) if squares <= LARGEST_FLOAT32 else squares * math.inf
 
 

@@ -34,12 +34,6 @@ struct Tensor {  // the same as in optimizers.py
     double correction2;  // 1 - beta2^step
     double weight_decay;
     int32_t use_trust_ratio;
-    int32_t is_first;  // SGD: the momentum has no values yet
-};
-
-struct Gradient {  // the same as in optimizers.py
-    const float* values;
-    int64_t size;
 };
 
 struct Settings {  // the same as in optimizers.py
@@ -187,10 +181,9 @@ void sgd_chunk(const Chunk& chunk, const Settings& settings) {
             weight[i] = std::fma(step, std::fma(weight[i], decay, gradient[i]), weight[i]);
         return;
     }
-    const bool is_first = tensor.is_first;
     const auto update = [&](int64_t i, auto next_momentum) {
         const float slope = std::fma(weight[i], decay, gradient[i]);
-        momentum[i] = is_first ? slope : next_momentum(momentum[i], slope);
+        momentum[i] = next_momentum(momentum[i], slope);
         weight[i] = std::fma(step, momentum[i], weight[i]);
     };
     const int64_t vectors_end = end_of_vectors(chunk);
@@ -248,20 +241,18 @@ void lamb_step(const Tensor* tensors, int64_t count, const Settings* settings, i
     }
 }
 
-// The sum of the squares of all values.
-double gradient_squares(const Gradient* gradients, int64_t count, int threads) {
-    std::vector<Gradient> chunks;
-    for (const Gradient* gradient = gradients; gradient != gradients + count; ++gradient)
-        for (int64_t begin = 0; begin < gradient->size; begin += kChunk)
-            chunks.push_back({gradient->values + begin, std::min(kChunk, gradient->size - begin)});
-    std::vector<double> sums(chunks.size());
+// The sum of the squares of all gradients, the only field of the tensors that is read.
+double gradient_squares(const Tensor* tensors, int64_t count, int threads) {
+    const std::vector<Chunk> chunks = make_chunks(tensors, tensors + count);
     const int64_t chunk_count = chunks.size();
+    std::vector<double> sums(chunk_count);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < chunk_count; ++i) {
-        const float* values = chunks[i].values;
+        const float* gradient = chunks[i].tensor->gradient;
         double squares = 0;
 #pragma omp simd reduction(+ : squares)
-        for (int64_t place = 0; place < chunks[i].size; ++place) squares += static_cast<double>(values[place]) * values[place];
+        for (int64_t place = chunks[i].begin; place < chunks[i].end; ++place)
+            squares += static_cast<double>(gradient[place]) * gradient[place];
         sums[i] = squares;
     }
     double total = 0;
