@@ -20,6 +20,7 @@ from common.errors import InputError
 from profiling.trace.trace import (
     BETWEEN,
     NO_SEQUENCE,
+    OUR_STEP,
     Annotation,
     ByThread,
     Spans,
@@ -214,10 +215,10 @@ PRODUCTS = re.compile(
     re.VERBOSE,
 )
 OURS = re.compile(
-    r"""_(Winograd|Tile)?Convolution(Backward)?$ |        # of retinanet/engine: convolutions,
+    rf"""_(Winograd|Tile)?Convolution(Backward)?$ |        # of retinanet/engine: convolutions,
     _BatchNorm(Backward)?$ |                              # norms that train,
     _AddRelu$ | _BranchesBackward$ |                      # sums and masks
-    (Lamb|FusedAdamW?|FusedSGD)\.step$ |                  # retinanet/engine/optimizers.py
+    {OUR_STEP} |                                          # its optimizers
     retinanet:: | GeneratedBackwardFor_retinanet_         # retinanet/loss/focal_kernel.py
     """,
     re.VERBOSE,

@@ -29,10 +29,8 @@ from profiling.onednn_log.parse import PHASES
 OPERATOR = ("cpu_op", "Operator")  # Categories of operators; the second is that of torch 1
 MODULE = "nn.Module: "  # How names of modules begin in traces `with_stack`
 OPTIMIZER_STEP = "Optimizer.step#"
-OUR_OPTIMIZER_STEPS = tuple(
-    f"{OPTIMIZER_STEP}{kind}.step" for kind in ("FusedAdam", "FusedAdamW", "FusedSGD", "Lamb")
-)
-"""The step of retinanet/engine whose kernels are not operators of the trace."""
+OUR_STEP = r"(Lamb|FusedAdamW?|FusedSGD)\.step$"
+"""The steps of retinanet/engine/optimizers.py, whose C++ is no operator of torch."""
 
 
 class Annotation(NamedTuple):
@@ -226,8 +224,8 @@ class _Reader:
             elif category == "user_annotation":
                 annotation = self._annotation(event)
                 trace.annotations.append(annotation)
-                if annotation.text in OUR_OPTIMIZER_STEPS:
-                    step = annotation.text.removeprefix(OPTIMIZER_STEP)
+                step = annotation.text.removeprefix(OPTIMIZER_STEP)
+                if step != annotation.text and re.match(OUR_STEP, step):
                     trace.operators.add(annotation._replace(text=step))
             elif category == "python_function" and event["name"].startswith(MODULE):
                 module = self._annotation(event)
