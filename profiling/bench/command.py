@@ -205,7 +205,9 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
         with with_files(benchmark, chosen, workload, print_line=print_line) as variants:
             for images in options.images:
                 contents.append(
-                    measured(benchmark, variants, replace(workload, images=images), options)
+                    measured(
+                        benchmark, variants, replace(workload, images=images), options, console
+                    )
                 )
                 if options.json is not None:  # Each time: an interruption keeps what is measured
                     several = {"benchmark": benchmark.name, "workloads": contents}
@@ -214,7 +216,11 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
 
 
 def measured(
-    benchmark: Benchmark, variants: Sequence[Variant], workload: Workload, options: BenchOptions
+    benchmark: Benchmark,
+    variants: Sequence[Variant],
+    workload: Workload,
+    options: BenchOptions,
+    console: Console,
 ) -> dict[str, Any]:
     """Measure a workload and print its results; return them for JSON."""
     results = measure(
@@ -223,7 +229,7 @@ def measured(
         workload,
         options.rounds,
         options.warm_up,
-        console=make_console(stderr=True),
+        console=console,
         where=options.where,
         with_load=options.beside_load,
     )
