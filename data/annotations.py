@@ -32,12 +32,17 @@ the border."""
 Resize = Literal["square", "letterbox"]
 """Values of `data.resize`, see `data.transforms`."""
 
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+ImageSize = int | Size
+"""A value of `data.image_size`: the side of a square, or both sides."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRules:
     """The settings of a run that decide which images it can use, and how it reads them."""
 
-    image_size: int  # side of the square that images are resized to [pixels]
+    image_size: "ImageSize"  # of the network's input; a rectangle turns with the image [pixels]
     resize: Resize = "square"
     augmentation: Sequence[str] = ("flip",)  # of `data.augmentation.AUGMENTATIONS`
     decoder: str = "pillow"  # as `data.decoding.resolve_decoder` returns it
@@ -48,17 +53,53 @@ class TrainingRules:
     """How many unreadable images are replaced; None: the first one stops training"""
 
 
-def content_sizes(sizes: NDArray[np.float64], *, size: int, resize: Resize) -> NDArray[np.float64]:
-    """Return [N, 2] sides of images of `sizes` [N, 2] on the square of `size` pixels, in order."""
+def as_size(image_size: ImageSize) -> Size:
+    """Return (height, width) of a value of `data.image_size`."""
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def shown_size(image_size: ImageSize) -> str:
+    """Return a size as texts have it: width × height."""
+    height, width = as_size(image_size)
+    return f"{width}×{height}"
+
+
+def as_setting(image_size: ImageSize) -> str:
+    """Return a size as it is written on a command line."""
+    return str(image_size).replace(" ", "").replace("(", "[").replace(")", "]")
+
+
+def is_turned(height: Any, width: Any, image_size: ImageSize) -> Any:
+    """Return whether a rectangle is turned for an image: the other side of both is the longer one.
+
+    Height and width are numbers or arrays.
+    """
+    rows, columns = as_size(image_size)
+    return (height - width) * (rows - columns) < 0
+
+
+def input_size(original_size: Size, image_size: ImageSize) -> Size:
+    """Return (height, width) of the network's input for an image of `original_size`."""
+    rows, columns = as_size(image_size)
+    return (columns, rows) if is_turned(*original_size, image_size) else (rows, columns)
+
+
+def content_sizes(
+    sizes: NDArray[np.float64], *, inputs: NDArray[np.float64], resize: Resize
+) -> NDArray[np.float64]:
+    """Return [N, 2] sides of images of `sizes` [N, 2] within the network's `inputs` [N, 2]."""
     if resize == "square":
-        return np.full_like(sizes, size)
-    return np.maximum(1, np.round(sizes * size / sizes.max(axis=1, keepdims=True)))
+        return inputs
+    tightest = (inputs / sizes).argmin(axis=1, keepdims=True)  # the side that fills the input
+    filled, side = (np.take_along_axis(values, tightest, axis=1) for values in (inputs, sizes))
+    return np.maximum(1, np.round(sizes * filled / side))
 
 
-def content_size(original_size: tuple[int, int], *, size: int, resize: Resize) -> tuple[int, int]:
-    """Return (height, width) of an image of `original_size` on the square of `size` pixels."""
-    sides = content_sizes(np.array([original_size], dtype=np.float64), size=size, resize=resize)[0]
-    return int(sides[0]), int(sides[1])
+def content_size(original_size: Size, *, size: Size, resize: Resize) -> Size:
+    """Return (height, width) of an image of `original_size` within an input of `size`."""
+    sides, inputs = (np.array([each], dtype=np.float64) for each in (original_size, size))
+    height, width = content_sizes(sides, inputs=inputs, resize=resize)[0].tolist()
+    return int(height), int(width)
 
 
 Corners = tuple[float, float, float, float]

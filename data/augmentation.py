@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.tv_tensors import BoundingBoxes
 
-from data.annotations import Resize, content_size
+from data.annotations import Resize, Size, content_size
 from data.transforms import clip_boxes, flip, scale_boxes
 
 AUGMENTATIONS = {
@@ -65,27 +65,25 @@ class Window(NamedTuple):
 
 
 class View(NamedTuple):
-    """The visible part of an image, and its place on the network's square; whole pixels."""
+    """The visible part of an image, and its place on the network's input; whole pixels."""
 
     source: tuple[int, int, int, int]  # Left, top, right, bottom in the image file
-    target: tuple[int, int, int, int]  # The same on the square
+    target: tuple[int, int, int, int]  # The same on the input
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) on the square."""
+        """(height, width) on the input."""
         left, top, right, bottom = self.target
         return bottom - top, right - left
 
 
-def whole_view(image_size: tuple[int, int], *, size: int, resize: Resize) -> View:
+def whole_view(image_size: Size, *, size: Size, resize: Resize) -> View:
     """Return the view of an image of (height, width) pixels that evaluation has."""
     height, width = content_size(image_size, size=size, resize=resize)
     return View((0, 0, image_size[1], image_size[0]), (0, 0, width, height))
 
 
-def window_view(
-    window: Window, image_size: tuple[int, int], *, size: int, resize: Resize
-) -> View | None:
+def window_view(window: Window, image_size: Size, *, size: Size, resize: Resize) -> View | None:
     """Return the view of a window, on whole pixels; None if no part of the image is within it."""
     left, right = max(window.left, 0), min(window.right, image_size[1])
     top, bottom = max(window.top, 0), min(window.bottom, image_size[0])
@@ -146,14 +144,14 @@ class Augmentation:
         seed: int,
         original_size: tuple[int, int],
         image_size: tuple[int, int],
-        size: int,
+        size: Size,
         resize: Resize,
         keeps_an_object: bool,
     ) -> View:
         """Return the view of an image with boxes float64 `[B, 4]` in annotated pixels.
 
         With `keeps_an_object`, an image with boxes does not lose all of them. The image file has
-        `image_size`; sizes are (height, width), and `size` is the side of the square.
+        `image_size`, the network's input has `size`; all are (height, width).
         """
         whole = whole_view(image_size, size=size, resize=resize)
         if self.steps.isdisjoint(("zoom_out", "crop", "scale_jitter")):

@@ -1,4 +1,4 @@
-"""Samples: an image resized to the model's square with its targets, and a data set's two splits."""
+"""Samples: an image resized to the model's input with its targets, and a data set's two splits."""
 
 import re
 from dataclasses import replace
@@ -19,6 +19,7 @@ from data.annotations import (
     TrainingRules,
     image_path,
     images_in_other,
+    input_size,
     shown,
 )
 from data.augmentation import Augmentation, view_boxes, whole_view
@@ -40,9 +41,9 @@ class SampleKey(NamedTuple):
 class Sample(NamedTuple):
     """One image with its targets."""
 
-    image: Tensor  # uint8 [3, S, S], channels last in memory
+    image: Tensor  # uint8 [3, H, W], channels last in memory
     target: dict[str, Tensor]
-    """boxes: float32 [B, 4] xyxy in pixels of the square; labels: int64 [B]"""
+    """boxes: float32 [B, 4] xyxy in pixels of the network's input; labels: int64 [B]"""
     image_id: int  # the JSON's id
     original_size: tuple[int, int]
     """(height, width) in pixels: the JSON's, which original-size boxes refer to"""
@@ -52,11 +53,22 @@ class Sample(NamedTuple):
 class Batch(NamedTuple):
     """N samples; the lists are in the order of the images. Fields are as in `Sample`."""
 
-    images: Tensor  # uint8 [N, 3, S, S] channels_last
+    images: Tensor  # uint8 [N, 3, H, W] channels_last
     targets: list[dict[str, Tensor]]
     image_ids: list[int]
     original_sizes: list[tuple[int, int]]
     bad_images: tuple[str, ...] = ()
+    turned: "Batch | None" = None
+    """The images of the other orientation, where the input is a rectangle and the batch has both"""
+
+    def parts(self) -> "list[Batch]":
+        """Return the images of each orientation: one or two batches."""
+        return [self] if self.turned is None else [self._replace(turned=None), self.turned]
+
+    @property
+    def total(self) -> int:
+        """The number of images of both orientations."""
+        return sum(len(part.image_ids) for part in self.parts())
 
 
 class DetectionDataset(Dataset[Sample]):
@@ -152,12 +164,13 @@ class DetectionDataset(Dataset[Sample]):
                 f"{original_size[0]}; fix the annotations or the image"
             )
         boxes, labels = self._objects(row)
+        size = input_size((height, width), rules.image_size)
         view = self.augmentation.draw_view(
             boxes,
             seed=key.seed,
             original_size=original_size,
             image_size=(height, width),
-            size=rules.image_size,
+            size=size,
             resize=rules.resize,
             keeps_an_object=rules.skip_images_without_boxes,
         )
@@ -171,14 +184,15 @@ class DetectionDataset(Dataset[Sample]):
         image = self.augmentation.change_colours(image, seed=key.seed)
         left, top = view.target[:2]
         target = {"boxes": boxes + boxes.new_tensor((left, top) * 2), "labels": labels[keep]}
-        image = pad_image(image, size=rules.image_size, top=top, left=left)
+        image = pad_image(image, size=size, top=top, left=left)
         return Sample(image, target, int(self.annotations.image_ids[row]), original_size)
 
     def _replacement(self, key: SampleKey, problem: str) -> Sample:
         """Return another sample in training, a black one in evaluation, with the problems."""
         if not self.train:
-            row, size = int(self.rows[key.index]), self.rules.image_size
+            row = int(self.rows[key.index])
             original_size = self.annotations.image_size(row)
+            size = input_size(original_size, self.rules.image_size)
             view = whole_view(original_size, size=size, resize=self.rules.resize)
             # The image keeps its boxes: they count as not found, so the mAP is not too high.
             boxes, labels = self._objects(row)
@@ -186,7 +200,7 @@ class DetectionDataset(Dataset[Sample]):
                 boxes, view, original_size=original_size, image_size=original_size
             )
             target = {"boxes": boxes[keep].to(torch.float32), "labels": labels[keep]}
-            black = torch.zeros(size, size, 3, dtype=torch.uint8)
+            black = torch.zeros(*size, 3, dtype=torch.uint8)
             image_id = int(self.annotations.image_ids[row])
             return Sample(black.permute(2, 0, 1), target, image_id, original_size, (problem,))
         problems = [problem]
@@ -213,10 +227,15 @@ class DetectionDataset(Dataset[Sample]):
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Join samples into a batch, the images channels_last."""
+    """Join samples into a batch, the images channels_last, those of each orientation together."""
+    shape = samples[0].image.shape
+    if others := [sample for sample in samples if sample.image.shape != shape]:
+        of_shape = [sample for sample in samples if sample.image.shape == shape]
+        return collate(of_shape)._replace(turned=collate(others))
     # torch.stack would return a contiguous [N, C, H, W], whatever the layout of the images.
-    shape = (len(samples), *samples[0].image.shape)
-    images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+    images = torch.empty(
+        (len(samples), *shape), dtype=torch.uint8, memory_format=torch.channels_last
+    )
     for image, sample in zip(images, samples, strict=True):
         image.copy_(sample.image)
     return Batch(

@@ -1,9 +1,9 @@
-"""Transforms of images and boxes: resized to the fixed square, mirrored, and normalized.
+"""Transforms of images and boxes: resized to the network's input, mirrored, and normalized.
 
-The network's input is a square. `square` stretches an image to it; `letterbox` keeps the aspect
-ratio: the image is at the top left, and the rest has `PADDING`.
+The input is a square or a rectangle. `square` stretches an image to it; `letterbox` keeps the
+aspect ratio: the image is at the top left, and the rest has `PADDING`.
 
-Shapes: N images, S the side of the square in pixels, B boxes (xyxy).
+Shapes: N images, H and W the input's height and width in pixels, B boxes (xyxy).
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.annotations import MINIMUM_SIDE, Resize, content_size
+from data.annotations import MINIMUM_SIDE, Resize, Size, content_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -22,21 +22,21 @@ PADDING = tuple(round(255 * mean) for mean in IMAGENET_MEAN)
 """The colour that is 0 after normalization, to a third of a level."""
 
 
-def fit_image(image: NDArray[np.uint8], *, size: int, resize: Resize) -> Tensor:
-    """Return `[3, S, S]` uint8, the network's input without augmentation, of `[H, W, 3]` uint8."""
+def fit_image(image: NDArray[np.uint8], *, size: Size, resize: Resize) -> Tensor:
+    """Return `[3, *size]` uint8, the network's input without augmentation, of pixels RGB uint8."""
     height, width = image.shape[:2]
     content = resize_image(image, content_size((height, width), size=size, resize=resize))
     return pad_image(content, size=size)
 
 
-def pad_image(image: Tensor, *, size: int, top: int = 0, left: int = 0) -> Tensor:
-    """Return a square `[3, S, S]` of `PADDING` with the image `[3, H, W]` uint8 on it."""
+def pad_image(image: Tensor, *, size: Size, top: int = 0, left: int = 0) -> Tensor:
+    """Return a rectangle `[3, *size]` of `PADDING` with a smaller image `[3, …]` uint8 on it."""
     height, width = image.shape[1:]
-    if (height, width) == (size, size):
+    if (height, width) == size:
         return image
-    square = torch.tensor(PADDING, dtype=torch.uint8).repeat(size, size, 1).permute(2, 0, 1)
-    square[:, top : top + height, left : left + width] = image
-    return square
+    padded = torch.tensor(PADDING, dtype=torch.uint8).repeat(*size, 1).permute(2, 0, 1)
+    padded[:, top : top + height, left : left + width] = image
+    return padded
 
 
 def resize_image(image: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
@@ -77,13 +77,13 @@ def flip(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """Return `[N, 3, S, S]` uint8 as float32 with ImageNet's mean and deviation, same layout."""
+    """Return `[N, 3, H, W]` uint8 as float32 with ImageNet's mean and deviation, same layout."""
     mean = torch.tensor(IMAGENET_MEAN, device=images.device)
     std = torch.tensor(IMAGENET_STD, device=images.device)
     scale, offset = 1 / (255 * std), mean / std
     if not images.is_contiguous(memory_format=torch.channels_last):
         return images.to(torch.float32).mul_(scale.view(1, 3, 1, 1)).sub_(offset.view(1, 3, 1, 1))
-    # Four times as fast as operators on `[N, 3, S, S]`: for those torch's innermost loop has three
+    # Four times as fast as operators on `[N, 3, H, W]`: for those torch's innermost loop has three
     # turns, one for each channel; here it has a row's. And a few rows at once stay in the cache
     # from one operator to the next.
     number, channels, height, width = images.shape

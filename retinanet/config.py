@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from data.annotations import as_size
 from retinanet.config_sections import (
     CheckpointConfig,
     DataConfig,
@@ -86,7 +87,9 @@ CONFLICTS: tuple[tuple[str, str, Callable[[Any], bool], LiteralString], ...] = (
         "engine",
         "data",
         lambda c: (
-            c.engine.name == "ipex" and c.engine.precision == "bf16" and c.data.image_size <= 64
+            c.engine.name == "ipex"
+            and c.engine.precision == "bf16"
+            and min(as_size(c.data.image_size)) <= 64
         ),
         "ipex in bf16 has NaN gradients at data.image_size=64 and below; set 96",
     ),

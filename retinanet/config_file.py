@@ -30,7 +30,7 @@ from common.options import (
 from common.program import FOLDER
 from common.stored import first_fault
 from common.yaml_text import read_yaml
-from data.annotations import Split, SplitName, TrainingRules, find_split
+from data.annotations import Split, SplitName, TrainingRules, as_setting, find_split
 from retinanet.config import (
     SCHEMA,
     SECTIONS,
@@ -240,6 +240,20 @@ def configured_split(settings: DataConfig, split: SplitName, *, root: Path | Non
     annotations = settings.train_annotations if is_train else settings.validation_annotations
     images = settings.train_images if is_train else settings.validation_images
     return find_split(root, split, annotations=annotations, images=images)
+
+
+def side_of_square(data: DataConfig, *, who: str) -> int:
+    """Return the side of the configured squares, for `who` takes no others.
+
+    Raises:
+        InputError: The images have the size of a rectangle.
+    """
+    if isinstance(data.image_size, int):
+        return data.image_size
+    raise InputError(
+        f"data.image_size: {who} takes squares, not {as_setting(data.image_size)}; give the side "
+        "of one with about as many pixels"
+    )
 
 
 def training_rules(config: Config, *, decoder: str) -> TrainingRules:

@@ -34,6 +34,7 @@ from retinanet.config_types import (
     Milestones,
     Precision,
     Resume,
+    Side,
     Steps,
     accepting,
     chosen_precision,
@@ -42,6 +43,7 @@ from retinanet.config_types import (
     parse_window,
     refused,
     require_augmentation,
+    require_image_size,
     require_split,
     whole,
 )
@@ -89,13 +91,17 @@ class DataConfig:
     validation_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the validation images. [path or null]"""
     image_size: Annotated[
-        int, Field(ge=64, le=16384, multiple_of=32), Resume.MUST_MATCH, closed(800)
+        int | tuple[int, int],
+        BeforeValidator(require_image_size, json_schema_input_type=Side | tuple[Side, Side]),
+        Resume.MUST_MATCH,
+        closed(800),
     ] = 800
-    """Side of the square that all images are resized to; a multiple of 32. [pixels]"""
+    """Size that all images are resized to: side of a square, or [height, width] of a rectangle,
+    which is turned for images of the other orientation; multiples of 32. [pixels]"""
     resize: Annotated[Literal["square", "letterbox"], Resume.MUST_MATCH, closed("square")] = (
         "square"
     )
-    """Stretch images to the square, or keep their aspect ratio and pad them. [name]"""
+    """Stretch images to that size, or keep their aspect ratio and pad them. [name]"""
     augmentation: Annotated[
         AugmentationName | tuple[AugmentationName, ...],
         BeforeValidator(

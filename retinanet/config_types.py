@@ -7,6 +7,7 @@ nothing here loads torch, so commands refuse a wrong one at once.
 """
 
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -53,6 +54,40 @@ Precision: TypeAlias = Literal["auto", "bf16", "float32"]
 def chosen_precision(name: str) -> str:
     """Return what a `Precision` means here: for `auto` the faster one, for others themselves."""
     return fastest_precision() if name == "auto" else name
+
+
+SIDES = range(64, 16385, 32)  # The values of a side of `data.image_size`. [pixels]
+Side = Annotated[int, Field(ge=SIDES[0], le=SIDES[-1], multiple_of=SIDES.step)]
+
+
+def require_image_size(value: object) -> object:
+    """Refuse what is neither a side of `SIDES` nor a list of two, height and width.
+
+    A list becomes a tuple, one of equal sides that side.
+    """
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(sides) != 2 or not all(type(side) is int and side in SIDES for side in sides):
+        raise PydanticCustomError(
+            "image_size",
+            "input should be the side of a square, or height and width such as [480, 640], each a "
+            "multiple of 32 from 64 to 16384",
+        )
+    return sides[0] if sides[0] == sides[1] else tuple(sides)
+
+
+def image_size_of(text: str) -> int | tuple[int, int]:
+    """Parse an option's image size: the side of a square, `800`, or height and width, `480x640`.
+
+    Raises argparse's ArgumentTypeError.
+    """
+    # The length is checked before int(), which has an error of its own above 4,300 digits.
+    sides = [int(side) if side.isdecimal() and len(side) <= 5 else 0 for side in text.split("x")]
+    if len(sides) > 2 or not all(side in SIDES for side in sides):
+        raise ArgumentTypeError(
+            f"expected {SIDES[0]} to {SIDES[-1]} pixels, a multiple of {SIDES.step}, or height x "
+            f"width such as 480x640, found {text[:20]!r}"
+        )
+    return (sides[0], sides[-1]) if sides[0] != sides[-1] else sides[0]
 
 
 MOST_STEPS_OF_RUN = 10**12

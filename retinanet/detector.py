@@ -26,7 +26,7 @@ from torch import Tensor
 
 from common.errors import InputError, names_checked, printable, require_count
 from common.wording import counted
-from data.annotations import ClassMap
+from data.annotations import ClassMap, ImageSize, input_size, shown_size
 from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
 from data.transforms import fit_image
 from launch.environment import set_allocator
@@ -36,6 +36,7 @@ from retinanet.evaluation.command import read_trained
 from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
 from retinanet.evaluation.matching import ImageDetections, xywh
 from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_detections
+from retinanet.model.postprocess import Detections as BoxesOfInput
 from retinanet.training.checkpoint import Checkpoint
 
 DEFAULT_SCORE = 0.4
@@ -162,8 +163,9 @@ class Detector:
         """The names of the classes by their ids in the annotations of the training."""
         self.path: Path = checkpoint.folder
         """The folder of the checkpoint."""
-        self.image_size: int = checkpoint.model.image_size
-        """Images are resized to a square of this side for the network. [pixels]"""
+        self.image_size: ImageSize = checkpoint.model.image_size
+        """Images are resized for the network to a square of this side, or to (height, width), which
+        are exchanged for images of the other orientation. [pixels]"""
         self._resize = checkpoint.model.resize
         self.precision: str = chosen_precision(precision or checkpoint.model.precision)
         """`bf16` or `float32`: the arithmetic of convolutions."""
@@ -192,7 +194,7 @@ class Detector:
         """Return a line with the checkpoint and its classes."""
         names = ", ".join(map(printable, islice(self.names.values(), SHOWN_BOXES)))
         others = ", …" if len(self.names) > SHOWN_BOXES else ""
-        size = f"{self.image_size}×{self.image_size}"
+        size = shown_size(self.image_size)
         return f"<Detector {self.path}, {size} pixels, {self.precision}, {names}{others}>"
 
     @overload
@@ -271,24 +273,32 @@ class Detector:
         Boxes are in pixels of the pictures. Those below `least_score` are dropped, and all other
         classes than `only`, if it is given.
         """
-        shape = (len(pictures), 3, self.image_size, self.image_size)
-        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        for image, pixels in zip(images, pictures, strict=True):
-            image.copy_(fit_image(pixels, size=self.image_size, resize=self._resize))
+        sizes = [
+            input_size((pixels.shape[0], pixels.shape[1]), self.image_size) for pixels in pictures
+        ]
         threshold = min(SCORE_THRESHOLD, least_score)
-        with self._lock:
-            batch = detect_batch(
-                self._model, images, forward=self._forward, score_threshold=threshold
+        batch: dict[int, BoxesOfInput] = {}
+        for size in dict.fromkeys(sizes):
+            places = [place for place, each in enumerate(sizes) if each == size]
+            images = torch.empty(
+                (len(places), 3, *size), dtype=torch.uint8, memory_format=torch.channels_last
             )
+            for image, place in zip(images, places, strict=True):
+                image.copy_(fit_image(pictures[place], size=size, resize=self._resize))
+            with self._lock:
+                found = detect_batch(
+                    self._model, images, forward=self._forward, score_threshold=threshold
+                )
+            batch |= zip(places, found, strict=True)
         pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
         selected = [number for number, name in pairs if only is None or name in only]
         results = []
-        for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True)):
+        for index, (pixels, size) in enumerate(zip(pictures, sizes, strict=True)):
             result = to_original_size(
-                detections,
+                batch[index],
                 self._class_map,
                 image_id=index,
-                size=self.image_size,
+                size=size,
                 resize=self._resize,
                 original_size=(pixels.shape[0], pixels.shape[1]),
             )

@@ -14,7 +14,7 @@ from rich.console import Console
 from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError, printable
 from common.wording import counted
-from data.annotations import Split
+from data.annotations import Split, as_setting, shown_size
 from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
 from data.decoding import decode_annotated, resolve_decoder
 from data.index import open_annotations
@@ -162,8 +162,9 @@ def row_of_pictures(
     caption = f"{name}\n{size[1]}×{size[0]}, {counted(boxes.stop - boxes.start, 'box', 'boxes')}"
     yield draw_truth(scaled_copy(pixels, size), annotations, row), caption
     sample = plain[SampleKey(index, 0)]
-    side = plain.rules.image_size
-    yield draw_sample(plain, sample), f"in evaluation\n{side}×{side}, {boxes_of(sample)}"
+    height, width = sample.image.shape[1:]
+    seen = shown_size((height, width))
+    yield draw_sample(plain, sample), f"in evaluation\n{seen}, {boxes_of(sample)}"
     for epoch in range(epochs):
         sample = train[key_in_epoch(len(train), index, epoch=epoch, seed=seed)]
         yield draw_sample(train, sample), f"epoch {epoch + 1}\n{boxes_of(sample)}"
@@ -205,6 +206,6 @@ def describe(settings: Config, *, seed: int, images: int) -> str:
     data, names = settings.data, augmentation_names(settings.data.augmentation)
     value = names[0] if len(names) == 1 else f"[{', '.join(names)}]"
     return (
-        f"data.image_size={data.image_size} data.resize={data.resize} data.augmentation={value} "
-        f"run.seed={seed}, {images:,} training images"
+        f"data.image_size={as_setting(data.image_size)} data.resize={data.resize} "
+        f"data.augmentation={value} run.seed={seed}, {images:,} training images"
     )

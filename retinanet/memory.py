@@ -7,6 +7,7 @@ libraries and temporary gradients are measured. docs/preflight.md compares estim
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from data.annotations import Size, as_size
 from launch.limits import FreeMemory
 from retinanet.config import Config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
@@ -166,13 +168,18 @@ def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
 def evaluation_bytes(config: Config, *, num_classes: int) -> int:
     """Return the memory per image in an evaluation, which saves no maps. [bytes]"""
     logits = values_of_image(config, num_classes=num_classes).logits
-    values = EVALUATED_VALUES * config.data.image_size**2 + logits
+    values = EVALUATED_VALUES * pixels_of(config) + logits
     return BYTES[config.engine.precision] * values + image_bytes(config)
 
 
 def image_bytes(config: Config) -> int:
     """Return the size of an image as it was loaded, uint8, and normalized, float32. [bytes]"""
-    return (1 + 4) * 3 * config.data.image_size**2
+    return (1 + 4) * 3 * pixels_of(config)
+
+
+def pixels_of(config: Config) -> int:
+    """Return the pixels of the network's input."""
+    return math.prod(as_size(config.data.image_size))
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ class ForwardValues:
 
 def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
     """Count the values that a forward pass of the configured model saves for one image."""
-    model, size = config.model, config.data.image_size
+    model, size = config.model, as_size(config.data.image_size)
     return forward_values(
         size, num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
     )
@@ -199,7 +206,7 @@ def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
 
 @functools.cache
 def forward_values(
-    image_size: int, *, num_classes: int, norm: str, trainable_layers: int
+    image_size: Size, *, num_classes: int, norm: str, trainable_layers: int
 ) -> ForwardValues:
     """Count the values that the engine `torch` saves for one image, on the meta device.
 
@@ -221,7 +228,7 @@ def forward_values(
         return tensor
 
     with saved_tensors_hooks(save, lambda tensor: tensor):
-        outputs = forward(torch.empty(1, 3, image_size, image_size, device="meta"))
+        outputs = forward(torch.empty(1, 3, *image_size, device="meta"))
     counts = {True: 0, False: 0}  # of maps, and of indices
     for tensor in saved.values():
         counts[tensor.is_floating_point()] += tensor.untyped_storage().nbytes() // tensor.itemsize

@@ -26,7 +26,7 @@ from common.console import clock
 from common.errors import printable
 from common.files import encoded, read_bytes, read_json_lines, read_text, replacing
 from common.wording import counted, listed
-from data.annotations import Resize, SplitName
+from data.annotations import ImageSize, Resize, SplitName, shown_size
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
 from retinanet.config_sections import TrainingConfig
@@ -58,7 +58,7 @@ class CardFacts:
     step: int
     total_steps: int
     epochs: float
-    image_size: int
+    image_size: ImageSize
     resize: Resize
     parameters: int
     is_pretrained: bool
@@ -103,7 +103,7 @@ def model_card(facts: CardFacts) -> str:
     return environment.get_template("model_card.jinja").render(
         facts=facts,
         header=Markup(yaml_header(facts)),
-        size=f"{facts.image_size}×{facts.image_size}",
+        size=shown_size(facts.image_size),
         images=facts.validation.number_of_images,
         table=table,
         summary=[(label, format_metric(facts.summary[name])) for name, label in SUMMARY_ROWS],

@@ -37,7 +37,7 @@ from common.cli import add_command, chart_file, installed_command, positive
 from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
 from common.options import flag, json_option, option, overrides_argument
-from data.annotations import SPLITS, SplitName
+from data.annotations import SPLITS, Size, SplitName
 from data.decoding import resolve_decoder
 from data.verify.objects import AnchorRule
 from data.verify.report import VerifyOutputs, require_free_folder, verify
@@ -145,11 +145,11 @@ def anchor_rule() -> AnchorRule:
     from retinanet.model.matching import FOREGROUND_IOU, anchor_shapes, overlaps_with
 
     @cache
-    def shapes_of(image_size: int) -> "AnchorShapes":
-        return anchor_shapes(anchors_for((image_size,) * 2, feature_sizes_of(image_size)))
+    def shapes_of(size: Size) -> "AnchorShapes":
+        return anchor_shapes(anchors_for(size, feature_sizes_of(size)))
 
-    def best_ious(boxes: NDArray[np.float64], image_size: int) -> NDArray[np.float32]:
-        shapes, parts = shapes_of(image_size), torch.from_numpy(boxes).split(BOXES_AT_ONCE)
+    def best_ious(boxes: NDArray[np.float64], size: Size) -> NDArray[np.float32]:
+        shapes, parts = shapes_of(size), torch.from_numpy(boxes).split(BOXES_AT_ONCE)
         threads = torch.get_num_threads()
         # For parts so small the threads would wait for each other longer than they compute.
         torch.set_num_threads(1)
@@ -159,7 +159,7 @@ def anchor_rule() -> AnchorRule:
             torch.set_num_threads(threads)
         return best.numpy().astype(np.float32)
 
-    sides = shapes_of(512).sizes.numpy()
+    sides = shapes_of((512, 512)).sizes.numpy()
     areas, ratios = sides.prod(axis=1), sides[:, 0] / sides[:, 1]
     return AnchorRule(
         best_ious=best_ious,

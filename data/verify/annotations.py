@@ -12,8 +12,10 @@ from data.annotations import (
     MINIMUM_SIDE,
     TrainingRules,
     are_shares,
+    as_size,
     category_differences,
     content_sizes,
+    is_turned,
     positions_in,
     repeated,
 )
@@ -103,7 +105,7 @@ def box_kinds(
     lower, upper = boxes[:, :2], boxes[:, 2:]
     has_image = images >= 0  # without a known image there is nothing to be outside of
     with np.errstate(invalid="ignore", over="ignore"):
-        clipped = boxes_on_square(boxes, sizes, rules)
+        clipped = boxes_on_input(boxes, sizes, rules)
         beyond = (lower < -ROUNDING) | (upper > sizes + ROUNDING)
         has_area = (clipped[:, 2:] - clipped[:, :2] >= MINIMUM_SIDE).all(axis=1)
         return {
@@ -116,12 +118,15 @@ def box_kinds(
         }
 
 
-def boxes_on_square(
+def boxes_on_input(
     boxes: NDArray[np.float64], sizes: NDArray[np.float64], rules: TrainingRules
 ) -> NDArray[np.float64]:
     """Return boxes [N, 4] as the network gets them; `sizes` [N, 2] are their images', (w, h)."""
     # As scale_boxes and clip_boxes of data.transforms, in training.
-    content = content_sizes(sizes, size=rules.image_size, resize=rules.resize)
+    height, width = as_size(rules.image_size)
+    turned = is_turned(sizes[:, 1], sizes[:, 0], rules.image_size)
+    inputs = np.where(turned[:, None], (height, width), (width, height)).astype(np.float64)
+    content = content_sizes(sizes, inputs=inputs, resize=rules.resize)
     return np.clip(boxes * np.tile(content / sizes, 2), 0, np.tile(content, 2))
 
 

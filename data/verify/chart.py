@@ -19,6 +19,7 @@ from common.charts import (
     new_figure,
     shortened,
 )
+from data.annotations import as_setting, as_size, shown_size
 from data.coco_json import Entries
 from data.verify.objects import MARGIN, AnchorRule, Examined, Objects, SizeProposal
 
@@ -92,17 +93,18 @@ def draw_steps(axes: "Axes", steps: Mapping[str, tuple[NDArray[Any], NDArray[Any
 def draw_sizes(axes: "Axes", objects: Mapping[str, Objects], rule: AnchorRule) -> None:
     """Draw the sizes of the boxes, and the range of the anchors' sizes."""
     image_size = next(iter(objects.values())).image_size
-    edges = np.geomspace(2, image_size, bins(objects) + 1)
+    longest = max(as_size(image_size))
+    edges = np.geomspace(2, longest, bins(objects) + 1)
     histogram(axes, {name: split.sizes for name, split in objects.items()}, edges)
     axes.axvspan(edges[0], rule.smallest, color=PALE, alpha=0.45, linewidth=0, zorder=0)
-    if rule.largest < image_size:
+    if rule.largest < longest:
         axes.axvspan(rule.largest, edges[-1], color=PALE, alpha=0.45, linewidth=0, zorder=0)
     axes.text(edges[0] * 1.12, 0.97, "smaller than\nany anchor", va="top", fontsize=SMALL_TEXT,
               color=DARK, transform=axes.get_xaxis_transform())  # fmt: skip
-    ticks = [2**power for power in range(1, 13) if 2**power <= image_size]
+    ticks = [2**power for power in range(1, 13) if 2**power <= longest]
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=SMALL_TEXT)
     axes.set_xticks([], minor=True)
-    axes.set_title(f"size of the boxes at {image_size}×{image_size}")
+    axes.set_title(f"size of the boxes at {shown_size(image_size)}")
     axes.set_xlabel("square root of the area [pixels]", fontsize=9)
     axes.legend(frameon=False, fontsize=SMALL_TEXT, loc="upper right")
 
@@ -128,11 +130,11 @@ def draw_ratios(axes: "Axes", objects: Mapping[str, Objects], rule: AnchorRule) 
 
 def draw_shares(axes: "Axes", proposal: SizeProposal, rule: AnchorRule) -> None:
     """Draw the share of boxes without an anchor by image size."""
-    sizes = sorted(proposal.shares)
-    shares = [100 * proposal.shares[size] for size in sizes]
+    sides = [max(as_size(size)) for size in proposal.sizes]
+    shares = [100 * proposal.shares[size] for size in proposal.sizes]
     least = 100 * proposal.shares[proposal.best]
     axes.axhspan(least, least + 100 * MARGIN, color=PALE, alpha=0.45, linewidth=0)
-    axes.plot(sizes, shares, color=BLUE, linewidth=1.6)
+    axes.plot(sides, shares, color=BLUE, linewidth=1.6)
     marks = {"now": (proposal.current, DARK), "proposed": (proposal.image_size, RED)}
     if proposal.current == proposal.image_size:
         del marks["now"]
@@ -140,15 +142,16 @@ def draw_shares(axes: "Axes", proposal: SizeProposal, rule: AnchorRule) -> None:
         share = 100 * proposal.shares[size]
         # Apart, as both sizes may be near each other.
         place = (5, -26) if name == "proposed" else (5, 8)
-        axes.plot([size], [share], "o", color=colour, markersize=5)
-        axes.annotate(f"{name}: {size}\n{share:.1f} %", (size, share), xytext=place,
+        side = max(as_size(size))
+        axes.plot([side], [share], "o", color=colour, markersize=5)
+        axes.annotate(f"{name}: {as_setting(size)}\n{share:.1f} %", (side, share), xytext=place,
                       textcoords="offset points", fontsize=SMALL_TEXT, color=colour)  # fmt: skip
     axes.set_ylim(0, 1.1 * max(shares))
-    axes.set_xlim(min(sizes), max(sizes))
+    axes.set_xlim(min(sides), max(sides))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
     axes.tick_params(labelsize=SMALL_TEXT)
     axes.set_title(f"boxes without an anchor (IoU below {rule.iou:g})")
-    axes.set_xlabel("image size [pixels]", fontsize=9)
+    axes.set_xlabel("longer side of the image size [pixels]", fontsize=9)
 
 
 def draw_names(axes: "Axes", entries: Entries) -> None:

@@ -5,29 +5,41 @@ to its best anchor alone, as in torchvision: it is learned from one or a few anc
 fit. How many boxes that concerns depends on the size of the network's input: small objects need a
 large one, but there large objects are larger than any anchor. The shares at all usable sizes are
 estimated from a sample. Proposed is the smallest size at which nearly as few boxes as at the best
-one lack an anchor.
+one lack an anchor. With data.resize=letterbox it has the shape of the images.
 
 What anchors there are is for the caller to say: `AnchorRule`. Boxes are those that training uses,
-on the square of the network's input: single objects, clipped, with an area.
+on the network's input: single objects, clipped, with an area.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations import TrainingRules
+from data.annotations import (
+    ImageSize,
+    Size,
+    TrainingRules,
+    as_setting,
+    as_size,
+    is_turned,
+    shown_size,
+)
 from data.coco_json import Entries
-from data.verify.annotations import boxes_on_square
+from data.verify.annotations import boxes_on_input
 
 BOXES_AT_ONCE = 20_000
 """Each takes some kilobytes while it is compared with all anchors."""
 SAMPLE = 20_000
 """Boxes from which shares at other sizes are estimated: a share of 1 % within 0.2 %, in 95 % of
 samples."""
-SIZES = tuple(range(128, 1601, 32))
+STEP = 32
+SIZES = tuple(range(128, 1601, STEP))
+"""Sides of squares, the longer ones of rectangles."""
+FITTING = 0.9
 MOST_TIMES = 8.0  # A size at which a step takes longer than so many present ones is not proposed
 MARGIN = 0.01
 """At the proposed image size this share of the boxes may lack an anchor beyond the least share at
@@ -41,8 +53,8 @@ QUANTILES = (0.1, 0.5, 0.9)
 class AnchorRule:
     """The anchors of the detector, and from which IoU on they match a box."""
 
-    best_ious: Callable[[NDArray[np.float64], int], NDArray[np.float32]]
-    """Returns the largest IoU of boxes [N, 4], xyxy pixels, with any anchor of an image size"""
+    best_ious: Callable[[NDArray[np.float64], Size], NDArray[np.float32]]
+    """Returns the largest IoU of boxes [N, 4], xyxy pixels, with any anchor of an input's size"""
     iou: float
     smallest: float  # pixels: square root of the area of the smallest anchor
     largest: float
@@ -62,7 +74,7 @@ class AnchorRule:
 class Objects:
     """The boxes of a split at an image size: N boxes."""
 
-    image_size: int
+    image_size: ImageSize
     sizes: NDArray[np.float32]  # [N] square root of the area in pixels
     ratios: NDArray[np.float32]  # [N] width by height
     best_ious: NDArray[np.float32]  # [N] with any anchor
@@ -96,25 +108,29 @@ def usable_rows(entries: Entries) -> NDArray[np.int64]:
 
 
 def boxes_in_parts(
-    entries: Entries, rows: NDArray[np.int64], rules: TrainingRules
-) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield boxes as the network gets them, and their places in `rows`."""
+    entries: Entries, rows: NDArray[np.int64], rules: TrainingRules, rule: AnchorRule
+) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float32]]]:
+    """Yield places in `rows`, the boxes as the network gets them, and their IoUs with anchors."""
     for start in range(0, len(rows), BOXES_AT_ONCE):
         part = slice(start, start + BOXES_AT_ONCE)
         images = entries.image_of_box[rows[part]]
         sides = np.stack([entries.widths[images], entries.heights[images]], axis=1)
-        yield part, boxes_on_square(entries.boxes[rows[part]], sides.astype(np.float64), rules)
+        boxes = boxes_on_input(entries.boxes[rows[part]], sides.astype(np.float64), rules)
+        # The anchors of a turned input are those of the other one with x and y exchanged.
+        turned = is_turned(sides[:, 1], sides[:, 0], rules.image_size)
+        along = np.where(turned[:, None], boxes[:, [1, 0, 3, 2]], boxes)
+        yield part, boxes, rule.best_ious(along, as_size(rules.image_size))
 
 
 def describe_objects(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> Objects:
     """Compare all boxes of a split with the anchors; there must be some."""
     rows = usable_rows(entries)
     sizes, ratios, ious = (np.empty(len(rows), dtype=np.float32) for _ in range(3))
-    for part, boxes in boxes_in_parts(entries, rows, rules):
+    for part, boxes, best in boxes_in_parts(entries, rows, rules, rule):
         sides = boxes[:, 2:] - boxes[:, :2]
         sizes[part] = np.sqrt(sides.prod(axis=1))
         ratios[part] = sides[:, 0] / sides[:, 1]
-        ious[part] = rule.best_ious(boxes, rules.image_size)
+        ious[part] = best
     longer = np.maximum(entries.widths, entries.heights)
     return Objects(rules.image_size, sizes, ratios, ious, float(np.median(longer)))
 
@@ -123,39 +139,46 @@ def describe_objects(entries: Entries, rule: AnchorRule, rules: TrainingRules) -
 class SizeProposal:
     """The share of boxes that no anchor matches, by image size, and the proposed size."""
 
-    shares: Mapping[int, float]
+    shares: Mapping[ImageSize, float]
     sampled: int  # boxes
-    current: int  # the image size of the configuration
+    current: ImageSize  # of the configuration
+    sizes: Sequence[ImageSize]
+    """Those that may be proposed, in ascending order."""
 
     @property
-    def affordable(self) -> list[int]:
-        """The sizes of `SIZES` within `MOST_TIMES`, or the present size."""
-        sizes = [size for size in SIZES if self.relative_time(size) <= MOST_TIMES]
+    def affordable(self) -> list[ImageSize]:
+        """The sizes within `MOST_TIMES`, or the present size."""
+        sizes = [size for size in self.sizes if self.relative_time(size) <= MOST_TIMES]
         return sizes or [self.current]
 
     @property
-    def best(self) -> int:
+    def best(self) -> ImageSize:
         """The affordable size at which the fewest boxes lack an anchor."""
         return min(self.affordable, key=lambda size: self.shares[size])
 
     @property
-    def image_size(self) -> int:
+    def image_size(self) -> ImageSize:
         """The proposed size."""
         return self.first_within(MARGIN)
 
-    def first_within(self, margin: float) -> int:
+    def first_within(self, margin: float) -> ImageSize:
         """Return the smallest size whose share is within a margin of the best one's."""
         limit = self.shares[self.best] + margin
         return next(size for size in self.affordable if self.shares[size] <= limit)
 
-    def rows(self) -> list[tuple[int, float, float]]:
+    def rows(self) -> list[tuple[ImageSize, float, float]]:
         """Return image size, share of boxes and relative time of a step, for some sizes."""
-        sizes = {*map(self.first_within, MARGINS), self.current, self.best}
-        return [(size, self.shares[size], self.relative_time(size)) for size in sorted(sizes)]
+        sizes = sorted({*map(self.first_within, MARGINS), self.current, self.best}, key=pixels)
+        return [(size, self.shares[size], self.relative_time(size)) for size in sizes]
 
-    def relative_time(self, size: int) -> float:
+    def relative_time(self, size: ImageSize) -> float:
         """Return the time of a step at a size: proportional to the pixels."""
-        return (size / self.current) ** 2
+        return pixels(size) / pixels(self.current)
+
+
+def pixels(image_size: ImageSize) -> int:
+    """Return the pixels of an input."""
+    return math.prod(as_size(image_size))
 
 
 def propose_size(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> SizeProposal:
@@ -163,13 +186,26 @@ def propose_size(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> Si
     rows = usable_rows(entries)
     if len(rows) > SAMPLE:
         rows = np.sort(np.random.default_rng(0).choice(rows, size=SAMPLE, replace=False))
+    sizes = [shaped(side, entries) if rules.resize == "letterbox" else side for side in SIZES]
     shares = {}
-    for size in sorted({*SIZES, rules.image_size}):
-        low = 0
-        for _, boxes in boxes_in_parts(entries, rows, replace(rules, image_size=size)):
-            low += int((rule.best_ious(boxes, size) < rule.iou).sum())
-        shares[size] = low / len(rows)
-    return SizeProposal(shares, len(rows), rules.image_size)
+    for size in {*sizes, rules.image_size}:
+        parts = boxes_in_parts(entries, rows, replace(rules, image_size=size), rule)
+        shares[size] = sum(int((best < rule.iou).sum()) for _, _, best in parts) / len(rows)
+    return SizeProposal(shares, len(rows), rules.image_size, sizes)
+
+
+def shaped(side: int, entries: Entries) -> ImageSize:
+    """Return the size with a longer side that has the shape of a split's images.
+
+    It lies if most of them do, and is so high that `FITTING` of the images are not made smaller
+    than in a square.
+    """
+    sides = np.stack([entries.heights, entries.widths])[:, entries.widths > 0]
+    ratio = np.quantile(sides.min(axis=0) / sides.max(axis=0), FITTING)
+    shorter = min(side, math.ceil(round(side * ratio / STEP, 6)) * STEP)
+    if shorter == side:
+        return side
+    return (shorter, side) if (sides[1] >= sides[0]).mean() >= 0.5 else (side, shorter)
 
 
 @dataclass(frozen=True)
@@ -219,7 +255,9 @@ def proposal_json(proposal: SizeProposal) -> dict[str, Any]:
         "best_image_size": proposal.best,
         "margin": MARGIN,
         "sampled_boxes": proposal.sampled,
-        "shares_without_anchor": {str(size): share for size, share in proposal.shares.items()},
+        "shares_without_anchor": {
+            as_setting(size): proposal.shares[size] for size in sorted(proposal.shares, key=pixels)
+        },
     }
 
 
@@ -228,7 +266,7 @@ def format_objects(objects: Objects, rule: AnchorRule) -> list[str]:
     counts = objects.counts(rule)
     boxes, low = counts["boxes"], counts["below_iou"]
     low10, middle, high = np.quantile(objects.sizes, QUANTILES).tolist()
-    side = objects.image_size
+    size = shown_size(objects.image_size)
     reasons = {
         "small": f"small (below {rule.smallest:.0f} pixels)",
         "large": f"large (above {rule.largest:.0f} pixels)",
@@ -237,9 +275,9 @@ def format_objects(objects: Objects, rule: AnchorRule) -> list[str]:
     }
     parts = [f"{counts[name]:,} {text}" for name, text in reasons.items() if counts[name]]
     lines = [
-        f"objects at {side}×{side}: {middle:.0f} pixels in the median (square root of the area), "
+        f"objects at {size}: {middle:.0f} pixels in the median (square root of the area), "
         f"10 % below {low10:.0f}, 10 % above {high:.0f}",
-        f"anchors at {side}×{side}: {low:,} of {boxes:,} boxes ({low / boxes:.1%}) have an IoU "
+        f"anchors at {size}: {low:,} of {boxes:,} boxes ({low / boxes:.1%}) have an IoU "
         f"below {rule.iou:g} with every anchor, and are matched to their best one only",
     ]
     if parts:
@@ -255,17 +293,18 @@ def format_proposal(proposal: SizeProposal, objects: Objects) -> list[str]:
     lines = ["image size  boxes without an anchor  relative time of a step"]
     for size, share, time in proposal.rows():
         marks = ", ".join(name for name, value in marked.items() if value == size)
-        line = f"{size:>10}  {share:>23.1%}  {time:>23.2f}"
+        line = f"{as_setting(size):>10}  {share:>23.1%}  {time:>23.2f}"
         lines.append(f"{line}  {marks}".rstrip())
     size, times = proposal.image_size, proposal.relative_time(proposal.image_size)
     price = "" if size == proposal.current else f" (a step takes {times:.2g} times as long)"
     lines.append(
-        f"proposed: data.image_size={size}{price}, the smallest at which at most {MARGIN:.0%} "
-        f"more of the boxes lack an anchor than at the best size up to {proposal.affordable[-1]}"
+        f"proposed: data.image_size={as_setting(size)}{price}, the smallest at which at most "
+        f"{MARGIN:.0%} more of the boxes lack an anchor than at the best size up to "
+        f"{as_setting(proposal.affordable[-1])}"
     )
-    if proposal.image_size > objects.longer_sides:
+    if max(as_size(size)) > objects.longer_sides:
         lines.append(
             f"the longer side of the images is {objects.longer_sides:.0f} pixels in the median: "
-            f"at {proposal.image_size} they are enlarged, which helps the matching, not the detail"
+            f"at {as_setting(size)} they are enlarged, which helps the matching, not the detail"
         )
     return lines

@@ -46,7 +46,7 @@ from profiling.bench.results import (
     speed_ups,
 )
 from profiling.bench.variant import Variant, Workload
-from retinanet.config_file import configured_split, load_config
+from retinanet.config_file import configured_split, load_config, side_of_square
 
 RECIPES = "data.bench.recipes"
 MLPERF = "mlperf"
@@ -165,7 +165,7 @@ def find_source(scratch: Path, options: DataBenchOptions, *, console: Console) -
         return Source(str(options.images), photos, size, is_synthetic=False)
     if options.config is not None:
         settings = load_config(options.config, options.overrides).data
-        size = options.image_size or settings.image_size
+        size = options.image_size or side_of_square(settings, who="this benchmark")
         if settings.scenes is None:
             folder = configured_split(settings, "train", root=settings.root).images
             return Source(str(folder), photos_in(folder, limit=limit), size, is_synthetic=False)

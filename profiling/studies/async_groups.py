@@ -36,6 +36,7 @@ from common.outputs import format_names, other_entries
 from common.program import command_words, module_command
 from common.stored import first_difference, read_stored
 from common.wording import counted
+from data.annotations import shown_size
 from launch.hosts import Where
 from launch.mpirun import choose_mpirun
 from retinanet.config import Config
@@ -201,10 +202,8 @@ def groups_command(options: GroupsOptions) -> int:
     # From now on the folder belongs to these settings.
     write_results(study.folder, results)
     run_probes(study, results, console=console)
-    size, precision = settings.data.image_size, settings.engine.precision
-    title = (
-        f"{options.config} on {options.ranks} ranks, {size}×{size}, {precision}; {processor_name()}"
-    )
+    size, precision = shown_size(settings.data.image_size), settings.engine.precision
+    title = f"{options.config} on {options.ranks} ranks, {size}, {precision}; {processor_name()}"
     print_probes(study, results.probes, title=title, console=console)
     if options.whole:
         train_whole(study, results, console=console)

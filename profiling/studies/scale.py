@@ -31,6 +31,7 @@ from common.files import require_free
 from common.machine import environment
 from common.options import included, json_option, option, overrides_argument
 from common.wording import counted
+from data.annotations import shown_size
 from launch.hosts import Where
 from launch.limits import read_allowance
 from launch.mpirun import Hosts, choose_mpirun
@@ -306,11 +307,11 @@ def put_out_study(
         images = f"{measured[0].shape.batch_size} images per rank and step"
         if options.global_batch:
             images = f"{options.global_batch} images per step"
-        size, dtype = config.data.image_size, "float32"
+        size, dtype = shown_size(config.data.image_size), "float32"
         if config.distributed.compress == "bf16":
             dtype = "BF16"
         title = (
-            f"{images} of {size}×{size}, {config.engine.precision}; gradients in {dtype} via "
+            f"{images} of {size}, {config.engine.precision}; gradients in {dtype} via "
             f"{' and '.join(ways) or 'none'}; {environment()['cpu']}"
         )
         draw_chart(measured, options.chart, title=title, weak=weak)

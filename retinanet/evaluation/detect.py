@@ -11,7 +11,7 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from data.annotations import ClassMap, Resize
+from data.annotations import ClassMap, Resize, Size
 from data.augmentation import whole_view
 from data.dataset import Batch
 from data.loader import DetectionLoader
@@ -35,7 +35,7 @@ def detect_batch(
     forward: Forward,
     score_threshold: float = SCORE_THRESHOLD,
 ) -> list[Detections]:
-    """Return the detections in uint8 images [N, 3, S, S], in pixels of the network's input.
+    """Return the detections in uint8 images [N, 3, H, W], in pixels of the network's input.
 
     `forward` is the model, which is in evaluation mode, as an engine runs it.
     """
@@ -63,7 +63,7 @@ def detect(
     `launch.shares.Share.main_cpus`. Images that cannot be read are appended to `bad_images`.
     """
     model.eval()
-    for batch in batches:
+    for batch in chain.from_iterable(batch.parts() for batch in batches):
         if bad_images is not None:
             bad_images.extend(batch.bad_images)
         # Bound only while it computes: processes that the main thread starts inherit its CPUs.
@@ -76,7 +76,7 @@ def detect(
                 detections,
                 classes,
                 image_id=image_id,
-                size=batch.images.shape[-1],
+                size=(batch.images.shape[2], batch.images.shape[3]),
                 resize=resize,
                 original_size=original_size,
             )
@@ -87,18 +87,18 @@ def to_original_size(
     classes: ClassMap,
     *,
     image_id: int,
-    size: int,
+    size: Size,
     resize: Resize,
-    original_size: tuple[int, int],
+    original_size: Size,
 ) -> ImageDetections:
     """Return detections in pixels of the original image, of (height, width).
 
-    `size` is the side of the network's input. On padding, which only a letterbox has, boxes are cut
+    `size` is that of the network's input. On padding, which only a letterbox has, boxes are cut
     off, and those that are outside of the image are left out.
     """
     view = whole_view(original_size, size=size, resize=resize)
     boxes = scale_boxes(detections.boxes, original_size=view.size, size=original_size)
-    if view.size != (size, size):
+    if view.size != size:
         boxes = clip_boxes(boxes, original_size)
         keep = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         detections = Detections(boxes[keep], detections.scores[keep], detections.labels[keep])

@@ -28,6 +28,7 @@ from common.files import (
 from common.machine import require_packages
 from common.outputs import require_no_input
 from common.wording import counted
+from data.annotations import as_size
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
@@ -244,7 +245,7 @@ def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, st
     These are the user's picture, or images of the run's validation split, or, if that is missing,
     synthetic images. Raises InputError if the user's picture cannot be read.
     """
-    size, resize = checkpoint.model.image_size, checkpoint.model.resize
+    size, resize = as_size(checkpoint.model.image_size), checkpoint.model.resize
     if image is not None:
         pixels = decode_image(image, apply_exif_orientation=True)
         return fit_image(pixels, size=size, resize=resize)[None], str(image)

@@ -24,6 +24,7 @@ from common.files import LineFile, or_refused, or_unreadable, read_text, write_a
 from common.machine import processor_name
 from common.program import IMPORT_FOLDER
 from common.wording import counted
+from data.annotations import as_size
 from retinanet.mlperf.rules import RULES, Rules, benchmark_name
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def describe_settings(config: "Config", *, ranks: int) -> dict[str, Any]:
         constants.SEED: config.run.seed,
         constants.GLOBAL_BATCH_SIZE: batch_size,
         constants.GRADIENT_ACCUMULATION_STEPS: training.gradient_accumulation,
-        constants.MAX_IMAGE_SIZE: config.data.image_size,
+        constants.MAX_IMAGE_SIZE: max(as_size(config.data.image_size)),
         constants.OPT_NAME: training.optimizer,
         constants.OPT_BASE_LR: training.learning_rate,
         constants.OPT_WEIGHT_DECAY: training.weight_decay,

@@ -20,9 +20,10 @@ STRIDES = (8, 16, 32, 64, 128)
 """Pixels of the input for each place of P3 to P7."""
 
 
-def feature_sizes_of(image_size: int) -> list[tuple[int, int]]:
-    """Return (height, width) of P3 to P7 for a square input: each level halves, rounded up."""
-    return [(-(-image_size // stride),) * 2 for stride in STRIDES]
+def feature_sizes_of(image_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return (height, width) of P3 to P7 for an input of a size: each level halves, rounded up."""
+    height, width = image_size
+    return [(-(-height // stride), -(-width // stride)) for stride in STRIDES]
 
 
 def anchors_for(

@@ -28,6 +28,9 @@ class HeadOutputs(NamedTuple):
     feature_sizes: list[tuple[int, int]]  # (H, W) of each level
 
 
+ORIENTATIONS = 2  # An input that is a rectangle is turned for images of the other orientation
+
+
 class RetinaNet(nn.Module):
     """The network of Lin et al., "Focal Loss for Dense Object Detection", as MLPerf trains it.
 
@@ -49,8 +52,7 @@ class RetinaNet(nn.Module):
         self.head = RetinaNetHead(
             channels=PYRAMID_CHANNELS, num_anchors=ANCHORS_PER_LOCATION, num_classes=num_classes
         )
-        self._anchor_geometry: tuple[object, ...] = ()
-        self._anchors: list[Tensor] = []
+        self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
         self.register_load_state_dict_pre_hook(rename_old_keys)
 
     def forward(self, images: Tensor) -> HeadOutputs:
@@ -61,18 +63,19 @@ class RetinaNet(nn.Module):
     def anchors(
         self, image_size: tuple[int, int], feature_sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """Return `anchors_for` on the model's device; the last ones are cached: do not change them.
+        """Return `anchors_for` on the model's device; the last two are cached: do not change them.
 
         Sizes are (height, width). Returns float32 [H * W * 9, 4] xyxy pixels for each level.
         """
         device = self.head.regression_head.bbox_reg.weight.device
         geometry = (image_size, tuple(feature_sizes), device)
-        if geometry != self._anchor_geometry:
+        if geometry not in self._anchors:
+            while len(self._anchors) >= ORIENTATIONS:
+                self._anchors.pop(next(iter(self._anchors)))
             # Tensors made in inference mode could not be used in a training step later.
             with torch.inference_mode(mode=False):
-                self._anchors = anchors_for(image_size, feature_sizes, device=device)
-            self._anchor_geometry = geometry
-        return self._anchors
+                self._anchors[geometry] = anchors_for(image_size, feature_sizes, device=device)
+        return self._anchors[geometry]
 
 
 PRIOR_PROBABILITY = 0.01

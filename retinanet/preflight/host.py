@@ -158,10 +158,10 @@ def waiting_batches(config: Config, size: Callable[[int], int]) -> int:
     return (ahead + in_step) * training + (ahead + 1) * evaluation
 
 
-def bytes_of_batch(images: int, image_size: int) -> int:
-    """Return the size of pixels as loaded, uint8, and of two small tensors of targets an image."""
+def bytes_of_batch(images: int, pixels: int) -> int:
+    """Return the size of images as loaded, uint8, and of two small tensors of targets of each."""
     # Tensors in shared memory are files of whole pages: boxes and labels take one each.
-    return images * (CHANNELS * image_size**2 + 2 * PAGE)
+    return images * (CHANNELS * pixels + 2 * PAGE)
 
 
 def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) -> Finding:
@@ -182,7 +182,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
         detail = f"{workers} data-loading workers need it, but no file can be written there: "
         fix = "mount a tmpfs there (docker: --shm-size=1g), or set data.workers=0"
         return failure(SHARED_MEMORY, f"{detail}{error.strerror}", fix=fix)
-    batch_bytes = partial(bytes_of_batch, image_size=config.data.image_size)
+    batch_bytes = partial(bytes_of_batch, pixels=memory.pixels_of(config))
     wanted = ranks * waiting_batches(config, batch_bytes)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     of_ranks = f" of {ranks} ranks" if ranks > 1 else ""

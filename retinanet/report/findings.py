@@ -11,6 +11,7 @@ import numpy as np
 
 from common.page import Suggestion
 from common.wording import counted, listed
+from data.annotations import shown_size
 from retinanet.evaluation.metric import ClassResult
 from retinanet.report.material import Material
 from retinanet.report.mistakes import Kind, confused_pairs
@@ -182,11 +183,11 @@ def small_objects(material: Material) -> Iterator[Suggestion]:
     small, large = summary["map_small"], summary["map_large"]
     # False if one of the two is NaN, which is not measured.
     if small < SMALL * large:
-        size = material.checkpoint.model.image_size
+        size = shown_size(material.checkpoint.model.image_size)
         yield Suggestion(
             "small objects are often missed",
             f"mAP is {small:.3f} for objects below 32×32 pixels, and {large:.3f} for objects above "
-            f"96×96. The network sees each picture at {size}×{size} pixels.",
+            f"96×96. The network sees each picture at {size} pixels.",
             f"Train with a larger `data.image_size` than {size}; a step then takes longer, in "
             "proportion to the number of pixels.",
             "result",

@@ -28,6 +28,7 @@ from common.page import (
     Text,
     chart,
 )
+from data.annotations import shown_size
 from retinanet.report.curves import ClassCurve, Curve
 from retinanet.report.findings import all_suggestions
 from retinanet.report.material import Material
@@ -114,7 +115,7 @@ def result_blocks(material: Material) -> list[Block]:
         ("classes", f"{classes:,}"),
         ("run", material.name),
         ("checkpoint", f"after step {position.step:,}, epoch {position.epoch:,}"),
-        ("image size", f"{model.image_size}×{model.image_size} pixels"),
+        ("image size", f"{shown_size(model.image_size)} pixels"),
         ("detections in", material.precision),
     ]
     if material.run:

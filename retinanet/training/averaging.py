@@ -100,7 +100,7 @@ def settle_buckets(exchange: GradientExchange, prepared: PreparedTraining) -> No
     prepared.model.train()
     statistics = RunningStatistics(prepared.model)
     statistics.keep()
-    batch = dummy_batch(1, SETTLING_SIDE)
+    batch = dummy_batch(1, (SETTLING_SIDE, SETTLING_SIDE))
     # Gradients, and the running statistics that the passes change, are discarded.
     for _ in range(PASSES_UNTIL_SORTED):
         accumulate_gradients(prepared, [batch], exchange=exchange)

@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from data.annotations import Size, as_size
 from data.dataset import Batch
 from launch.limits import free_memory
 from launch.process_group import ProcessGroup
@@ -66,7 +67,7 @@ def settle_batches(
         prepared,
         group=group,
         images=batch_size,
-        image_size=config.data.image_size,
+        image_size=as_size(config.data.image_size),
         focal_form=config.engine.focal_loss,
     )
     # Each rank has a limit of its own, since hosts may differ in memory.
@@ -92,7 +93,7 @@ def measured_speed(
     *,
     group: ProcessGroup,
     images: int,
-    image_size: int,
+    image_size: Size,
     focal_form: str = "auto",
 ) -> float:
     """Return this rank's speed on dummy images [images/s]; all ranks call it.
@@ -124,18 +125,21 @@ def measured_speed(
     return images / median(seconds)
 
 
-BOX = (0.2, 0.2, 0.6, 0.7)  # The object of each image, in shares of its side. [xyxy]
+BOX = (0.2, 0.2, 0.6, 0.7)  # The object of each image, in shares of its sides. [xyxy]
 
 
-def dummy_batch(images: int, size: int) -> Batch:
-    """Return a batch of `size` × `size` noise images, without using torch's global generator."""
+def dummy_batch(images: int, size: Size) -> Batch:
+    """Return a batch of noise images of (height, width), without torch's global generator."""
     generator = torch.Generator().manual_seed(0)
-    shape = (images, 3, size, size)
+    shape = (images, 3, *size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    target = {"boxes": torch.tensor([BOX]) * size, "labels": torch.tensor([0])}
+    target = {
+        "boxes": torch.tensor([BOX]) * torch.tensor(size[::-1] * 2),
+        "labels": torch.tensor([0]),
+    }
     return Batch(
         pixels.contiguous(memory_format=torch.channels_last),
         [target] * images,
         image_ids=[0] * images,
-        original_sizes=[(size, size)] * images,
+        original_sizes=[size] * images,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from common.errors import FINISHED, InputError
 from common.files import or_refused, require_free_outputs, write_atomically
 from common.outputs import require_no_input
-from data.annotations import UNNAMED, ClassMap, Resize, shown
+from data.annotations import UNNAMED, ClassMap, ImageSize, Resize, shown
 from data.coco_json import category_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
@@ -137,7 +137,7 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
 
 
-def converted_state(class_map: ClassMap, *, image_size: int, resize: Resize) -> State:
+def converted_state(class_map: ClassMap, *, image_size: ImageSize, resize: Resize) -> State:
     """Return the state of a checkpoint that no run of this program has written."""
     settings = {
         "run": {"name": "converted"},

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from common.wording import counted
+from data.annotations import shown_size
 from launch.topology import format_cpu_list
 from retinanet.config_types import describe_split
 from retinanet.training.components import RunComponents
@@ -31,7 +32,7 @@ def describe_run(run: RunComponents, *, step: int, ways: Mapping[str, object]) -
         "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million trainable "
         f"parameters, {run.description.norm} norms",
         "steps": f"{run.plan.total_steps} of {ranks}{training.batch_size} × "
-        f"{training.gradient_accumulation} images, {size}×{size} pixels, "
+        f"{training.gradient_accumulation} images, {shown_size(size)} pixels, "
         f"{run.description.precision}, {counted(threads, 'thread')}, "
         f"engine {run.engine}",
     }

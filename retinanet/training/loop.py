@@ -188,13 +188,13 @@ def train_one_epoch(
             result = StepResult(
                 step=step + 1,
                 losses={
-                    name: sum(batch.losses[name] / len(terms) for batch in terms)
+                    name: sum(part.losses[name] * part.share / len(step_batches) for part in terms)
                     for name in terms[0].losses
                 },
                 gradient_norm=norm,
                 learning_rate=rate,
                 body_learning_rate=rate * body_factor if body_factor else None,
-                images=sum(len(batch.image_ids) for batch in step_batches),
+                images=sum(batch.total for batch in step_batches),
                 seconds=time.perf_counter() - start,
                 data_seconds=data_seconds,
                 page_faults=page_faults() - faults,
@@ -202,7 +202,12 @@ def train_one_epoch(
                 peak_resident_mb=peak_resident_mb(),
                 exchange_seconds=exchange.exposed_seconds if exchange else 0.0,
                 forward_seconds=sum(batch.forward_seconds for batch in terms),
-                bad_images=tuple(line for batch in step_batches for line in batch.bad_images),
+                bad_images=tuple(
+                    line
+                    for batch in step_batches
+                    for part in batch.parts()
+                    for line in part.bad_images
+                ),
                 nonfinite=nonfinite,
             )
         yield result
@@ -216,17 +221,19 @@ def accumulate_gradients(
     exchange: GradientExchange | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> list[BatchTerms]:
-    """Run forward, loss and backward; return each batch's losses.
+    """Run forward, loss and backward; return the losses of each batch, of its parts one by one.
 
     The gradients are averages over the batches and, with an exchange, over the ranks: the
-    all-reduce runs during the last batch's backward pass.
+    all-reduce runs during the last backward pass. A batch's loss is the mean over its images, so
+    that its parts count by their images.
     """
     forward_and_loss = exchange or partial(
         batch_losses, prepared, focal_form=focal_form, profiler=profiler
     )
+    parts = [(part, len(part.image_ids) / each.total) for each in batches for part in each.parts()]
     all_terms = []
-    for number, batch in enumerate(batches, start=1):
-        is_last = number == len(batches)
+    for number, (batch, share) in enumerate(parts, start=1):
+        is_last = number == len(parts)
         # Gradients of earlier batches stay on this rank: one exchange per step, with the last one.
         with exchange.held_back() if exchange and not is_last else NOTHING:
             start = time.perf_counter()
@@ -234,10 +241,11 @@ def accumulate_gradients(
             terms = BatchTerms(
                 losses={name: value.item() for name, value in losses.items()},
                 image_ids=tuple(batch.image_ids),
+                share=share,
                 forward_seconds=time.perf_counter() - start,
             )
             # Gradients of the batches add up, and the step uses those of the mean loss.
-            loss = sum(losses.values(), torch.zeros(())) / len(batches)
+            loss = sum(losses.values(), torch.zeros(())) * share / len(batches)
             if not terms.is_finite:
                 # An infinite loss can have finite gradients. As NaN it makes the averaged gradients
                 # NaN on every rank, so that all skip the step; leaving out the backward pass here

@@ -34,10 +34,11 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTerms:
-    """The losses of one batch of a step."""
+    """The losses of one batch of a step, or of its images of one orientation."""
 
     losses: dict[str, float]
     image_ids: tuple[int, ...]
+    share: float = 1.0  # The part of the batch's images
     forward_seconds: float = 0.0  # Forward pass and losses, in which no rank waits for another
 
     @property

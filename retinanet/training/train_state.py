@@ -36,6 +36,7 @@ RAW_FILE = "raw.safetensors"
 RANKS_FILE = "ranks.safetensors"
 AVERAGE = "ema/"  # Prefix of averaged statistics of a rank
 
+StoredSide = Annotated[int, Field(ge=32, le=65536)]
 RANDOM_GENERATORS = {"python", "numpy", "torch"}  # The keys of `random_states`
 DESCRIBED_FIELDS = {
     "norm": ("model", "norm"),
@@ -169,8 +170,8 @@ class ModelDescription:
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     norm: Annotated[str, Field(pattern="^(frozen|batch)$")]
     trainable_layers: Annotated[int, Field(ge=0, le=5)]
-    image_size: Annotated[int, Field(ge=32, le=65536)]
-    """Side of the square that images are resized to. [pixels]"""
+    image_size: StoredSide | tuple[StoredSide, StoredSide]
+    """Side of the square, or height and width of the rectangle, that images are resized to."""
     precision: Annotated[str, Field(pattern="^(bf16|float32)$")]
     resize: Resize = "square"  # Older checkpoints do not have it
     classes: dict[str, Any]  # `ClassMap.to_json`: class indices, category ids and names

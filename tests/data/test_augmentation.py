@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,14 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from data.annotations import MINIMUM_SIDE, ClassMap, Resize, TrainingRules, content_size
+from data.annotations import (
+    MINIMUM_SIDE,
+    ClassMap,
+    Resize,
+    TrainingRules,
+    content_size,
+    input_size,
+)
 from data.augmentation import (
     AUGMENTATIONS,
     JITTER,
@@ -140,8 +148,29 @@ def test_no_name_leaves_images_as_evaluation_has_them(tmp_path: Path) -> None:
     [((40, 80), (32, 64)), ((80, 40), (64, 32)), ((50, 50), (64, 64)), ((1, 999), (1, 64))],
 )
 def test_letterbox_keeps_the_ratio(shape: tuple[int, int], size: tuple[int, int]) -> None:
-    assert content_size(shape, size=64, resize="letterbox") == size
-    assert content_size(shape, size=64, resize="square") == (64, 64)
+    assert content_size(shape, size=(64, 64), resize="letterbox") == size
+    assert content_size(shape, size=(64, 64), resize="square") == (64, 64)
+
+
+edge = st.integers(1, 5000)
+side = st.integers(2, 60).map(lambda count: 32 * count)
+
+
+@given(shape=st.tuples(edge, edge), image_size=st.tuples(side, side))
+def test_rectangle_turns_with_the_image_and_is_filled_along_one_side(
+    shape: tuple[int, int], image_size: tuple[int, int]
+) -> None:
+    size = input_size(shape, image_size)
+    assert sorted(size) == sorted(image_size)
+    upright = [height > width for height, width in (shape, size)]
+    lying = [height < width for height, width in (shape, size)]
+    assert all(upright) or all(lying) or size == image_size  # one of both is a square
+    height, width = content_size(shape, size=size, resize="letterbox")
+    scale = min(size[0] / Fraction(shape[0]), size[1] / Fraction(shape[1]))
+    for scaled, whole in zip((height, width), shape, strict=True):
+        assert abs(scaled - max(Fraction(1), whole * scale)) <= Fraction(1, 2)
+    assert height == size[0] or width == size[1]
+    assert content_size(shape, size=size, resize="square") == size
 
 
 def test_letterbox_has_hand_computed_boxes_and_padding(tmp_path: Path) -> None:
@@ -161,13 +190,13 @@ def test_letterbox_has_hand_computed_boxes_and_padding(tmp_path: Path) -> None:
 
 
 def test_windows_have_hand_computed_views() -> None:
-    options: dict[str, Any] = {"size": 64, "resize": "square"}
+    options: dict[str, Any] = {"size": (64, 64), "resize": "square"}
     # A quarter of the image, enlarged; a window four times as large, the image in its middle.
     inside = window_view(Window(40, 0, 80, 20), (40, 80), **options)
     assert inside == View((40, 0, 80, 20), (0, 0, 64, 64))
     outside = window_view(Window(-40, -20, 120, 60), (40, 80), **options)
     assert outside == View((0, 0, 80, 40), (16, 16, 48, 48))
-    letterbox = window_view(Window(-40, -20, 120, 60), (40, 80), size=64, resize="letterbox")
+    letterbox = window_view(Window(-40, -20, 120, 60), (40, 80), size=(64, 64), resize="letterbox")
     assert letterbox == View((0, 0, 80, 40), (16, 8, 48, 24))
     assert window_view(Window(80, 0, 120, 20), (40, 80), **options) is None
     sizes = {"original_size": (40, 80), "image_size": (40, 80)}
@@ -278,7 +307,7 @@ def test_boxes_stay_within_the_visible_image_and_have_an_area(
     boxes = torch.tensor(edges).double().reshape(-1, 4) * scale
     sizes = {"original_size": shape, "image_size": shape}
     view = Augmentation(names).draw_view(
-        boxes, seed=seed, size=64, resize=resize, keeps_an_object=keeps_an_object, **sizes
+        boxes, seed=seed, size=(64, 64), resize=resize, keeps_an_object=keeps_an_object, **sizes
     )
     left, top, right, bottom = view.source
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
@@ -288,7 +317,7 @@ def test_boxes_stay_within_the_visible_image_and_have_an_area(
     kept = visible[keep]
     assert (kept >= 0).all() and (kept[:, 2:] - kept[:, :2] >= MINIMUM_SIDE).all()
     assert (kept[:, [0, 2]] <= right - left).all() and (kept[:, [1, 3]] <= bottom - top).all()
-    whole = whole_view(shape, size=64, resize=resize)
+    whole = whole_view(shape, size=(64, 64), resize=resize)
     if keeps_an_object and view_boxes(boxes, whole, **sizes)[1].any():
         assert keep.any()
 

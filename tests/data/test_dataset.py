@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from common.errors import InputError
-from data.annotations import ClassMap, Split, TrainingRules
+from data.annotations import ClassMap, Resize, Split, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import (
     REPLACEMENTS_TRIED,
@@ -38,7 +38,12 @@ BOXES: list[dict[str, Any]] = [
 
 
 def make(
-    folder: Path, *, train: bool, size: int = 64, images: list[dict[str, Any]] = IMAGES
+    folder: Path,
+    *,
+    train: bool,
+    size: int = 64,
+    images: list[dict[str, Any]] = IMAGES,
+    boxes: list[dict[str, Any]] = BOXES,
 ) -> DetectionDataset:
     random = np.random.default_rng(0)
     for image in images:
@@ -46,7 +51,7 @@ def make(
         pixels = random.integers(0, 256, shape, dtype=np.uint8)
         Image.fromarray(pixels).save(folder / image["file_name"])
     categories = [{"id": 9, "name": "nine"}, {"id": 4, "name": "four"}]
-    content = {"images": images, "annotations": BOXES, "categories": categories}
+    content = {"images": images, "annotations": boxes, "categories": categories}
     annotations = read_annotations(write_json(folder / "labels.json", content))
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
     rules = TrainingRules(image_size=size)
@@ -117,6 +122,27 @@ def test_collate_keeps_order_and_is_channels_last(tmp_path: Path) -> None:
     assert torch.equal(batch.images[1], samples[1].image)
     assert batch.image_ids == [12, 11] and batch.original_sizes == [(32, 32), (40, 80)]
     assert [len(target["labels"]) for target in batch.targets] == [0, 2]
+
+
+@pytest.mark.parametrize("resize", ["square", "letterbox"])
+def test_batch_keeps_images_of_both_orientations_apart(tmp_path: Path, resize: Resize) -> None:
+    images = [*IMAGES, {"id": 13, "file_name": "upright.png", "width": 40, "height": 80}]
+    boxes = [*BOXES, {"id": 6, "image_id": 13, "category_id": 9, "bbox": [10, 20, 20, 40]}]
+    full = make(tmp_path, train=False, images=images, boxes=boxes)
+    dataset = other(full, image_size=(64, 96), resize=resize, train=False)
+    batch = collate([dataset[SampleKey(index, 0)] for index in (2, 0, 1)])
+    upright, lying = batch.parts()
+    assert batch.total == 3 and upright.turned is None is lying.turned
+    assert (upright.image_ids, lying.image_ids) == ([13], [11, 12])
+    assert upright.images.shape == (1, 3, 96, 64) and lying.images.shape == (2, 3, 64, 96)
+    for part in (upright, lying):
+        assert part.images.is_contiguous(memory_format=torch.channels_last)
+    # 80×40 pixels become 96×64, or 96×48 with padding below; the upright image likewise.
+    scale = 1.6 if resize == "square" else 1.2  # along the shorter side
+    expected = [[12, 10 * scale, 36, 30 * scale], [84, 30 * scale, 96, 40 * scale]]
+    torch.testing.assert_close(lying.targets[0]["boxes"], torch.tensor(expected))
+    expected = [[10 * scale, 24, 30 * scale, 72]]
+    torch.testing.assert_close(upright.targets[0]["boxes"], torch.tensor(expected))
 
 
 def test_folder_or_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

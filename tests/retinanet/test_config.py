@@ -1,6 +1,8 @@
 import io
+import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,13 @@ from ruamel.yaml import YAML
 
 from common.machine import fastest_precision
 from common.yaml_text import read_yaml
+from data.annotations import ClassMap, ImageSize
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
 from retinanet.config_types import Resume
+from retinanet.training.convert import converted_state
 from retinanet.training.schedule import StepPlan, learning_rate
+from retinanet.training.train_state import SCHEMA
 from tests.support.commands import error_message, run_program
 
 SHIPPED_NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.glob("*.yaml"))
@@ -240,7 +245,10 @@ def test_what_is_no_override_is_refused(pair: str, name: str, advice: str) -> No
         ("training.target_map", "34", "1"),
         ("training.warmup_epochs", ".inf", "finite"),
         ("model.trainable_layers", "6", "5"),
-        ("data.image_size", "100", "multiple of 32"),
+        *(
+            ("data.image_size", value, "a multiple of 32 from 64 to 16384")
+            for value in ("100", "32", "true", "480x640", "[480]", "[480, 100]", "[64, 64, 64]")
+        ),
         ("data.scenes.train", "0", "1"),
         ("run.seed", "4294967296", "4294967296"),
     ],
@@ -252,6 +260,18 @@ def test_invalid_value_is_refused_with_field_expectation_and_value(
     assert message.startswith(f"command line: {name}: ")
     problem, _, actual = message.partition(", found ")
     assert expected in problem and actual
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("[480, 640]", (480, 640)), ("[640,480]", (640, 480)), ("[96, 96]", 96)]
+)
+def test_image_size_may_have_two_sides(value: str, expected: ImageSize) -> None:
+    config = load_config("demo.yaml", [f"data.image_size={value}"])
+    assert config.data.image_size == expected
+    assert config_from_tree(config_to_tree(config), "again") == config
+    state = converted_state(ClassMap((1,), ("one",)), image_size=expected, resize="letterbox")
+    stored = SCHEMA.validate_json(json.dumps(asdict(state)))
+    assert stored.model.image_size == expected
 
 
 @pytest.mark.parametrize("value", ["[", "&a [*a]", "{[1, 2]: 3}", "!!python/name:os.system x"])

@@ -43,7 +43,7 @@ from profiling.studies.tune.measurements import (
 )
 from profiling.studies.tune.model import StepTime, rank_counts
 from retinanet.config import Config
-from retinanet.config_file import load_config
+from retinanet.config_file import load_config, side_of_square
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 from retinanet.placement import core_request
 
@@ -121,7 +121,7 @@ def facts(
         "evaluated_images": data.evaluated_images,
         "batch_size": config.training.batch_size,
         "every": config.evaluation.every,
-        "image_size": config.data.image_size,
+        "image_size": side_of_square(config.data, who="the planner"),
         "classes": data.classes,
         "precision": config.engine.precision,
         "compress": config.distributed.compress,

@@ -474,7 +474,7 @@ def test_boxes_that_vanish_are_those_that_training_leaves_out(resize: Resize) ->
     kept = []
     for box, (width, height) in zip(torch.from_numpy(boxes), sizes.tolist(), strict=True):
         shape = height, width
-        view = whole_view(shape, size=64, resize=resize)
+        view = whole_view(shape, size=(64, 64), resize=resize)
         kept.append(bool(view_boxes(box[None], view, original_size=shape, image_size=shape)[1]))
     assert 50 < sum(kept) < 350
     assert (~kinds["box_vanishes"]).tolist() == kept

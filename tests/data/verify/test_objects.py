@@ -15,7 +15,7 @@ from torchvision.ops import box_iou
 
 from common.charts import new_figure
 from common.errors import InputError
-from data.annotations import Resize, TrainingRules
+from data.annotations import ImageSize, Resize, TrainingRules
 from data.coco_json import Entries, entries_of_index
 from data.findings import Findings
 from data.verify import objects
@@ -54,13 +54,61 @@ def boxes_of_all_kinds(count: int, *, image_size: int, seed: int = 0) -> NDArray
 @pytest.mark.parametrize("image_size", [96, 256, 608])
 def test_best_iou_is_that_of_all_anchors(rule: AnchorRule, image_size: int) -> None:
     boxes = boxes_of_all_kinds(400, image_size=image_size)
-    anchors = torch.cat(anchors_for((image_size,) * 2, feature_sizes_of(image_size)))
+    anchors = torch.cat(anchors_for((image_size,) * 2, feature_sizes_of((image_size,) * 2)))
     expected = box_iou(torch.from_numpy(boxes), anchors.double()).amax(dim=1)
-    np.testing.assert_allclose(rule.best_ious(boxes, image_size), expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        rule.best_ious(boxes, (image_size, image_size)), expected.numpy(), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("resize", ["square", "letterbox"])
+def test_boxes_of_turned_images_are_compared_with_turned_anchors(
+    rule: AnchorRule, resize: Resize
+) -> None:
+    boxes, rules = boxes_of_all_kinds(50, image_size=100), TrainingRules(image_size=(96, 160))
+    upright = entries_with(boxes, sides=(100, 150))  # width and height
+    found = describe_objects(upright, rule, replace(rules, resize=resize))
+    scales = (96 / 100, 160 / 150) if resize == "square" else (96 / 100, 96 / 100)
+    anchors = torch.cat(anchors_for((160, 96), feature_sizes_of((160, 96))))
+    scaled = torch.from_numpy(boxes * np.tile(scales, 2))
+    expected = box_iou(scaled, anchors.double()).amax(dim=1)
+    np.testing.assert_allclose(found.best_ious, expected.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([(640, 480)] * 18 + [(640, 427), (480, 640)], (480, 640)),  # width and height
+        ([(480, 640)] * 20, (640, 480)),
+        ([(1920, 1080)] * 19 + [(500, 500)], (384, 640)),
+        ([(500, 500)] * 3 + [(640, 480)] * 17, 640),
+    ],
+)
+def test_letterbox_gets_the_shape_of_the_images(
+    shapes: list[tuple[int, int]], expected: ImageSize
+) -> None:
+    entries = entries_with(np.tile([0.0, 0, 9, 9], (len(shapes), 1)), sides=(1, 1))
+    entries.widths, entries.heights = np.array(shapes, dtype=np.int32).T
+    entries.image_of_box = np.arange(len(shapes), dtype=np.int32)
+    better = AnchorRule(
+        lambda boxes, size: np.full(len(boxes), max(size) >= 640, dtype=np.float32),
+        *(0.5, 32.0, 800.0, 2.0),
+    )
+    proposal = propose_size(entries, better, TrainingRules(image_size=800, resize="letterbox"))
+    assert proposal.image_size == expected
+    pixels = 640**2 if isinstance(expected, int) else expected[0] * expected[1]
+    assert proposal.relative_time(proposal.image_size) == pixels / 800**2
+    lines = format_proposal(
+        proposal, describe_objects(entries, better, TrainingRules(image_size=800))
+    )
+    written = str(expected).translate({ord("("): "[", ord(")"): "]", ord(" "): None})
+    assert any(f"proposed: data.image_size={written} (a step takes 0." in line for line in lines)
+    squares = propose_size(entries, better, TrainingRules(image_size=800))
+    assert squares.image_size == 640
 
 
 def test_rule_has_the_detectors_smallest_and_largest_anchors(rule: AnchorRule) -> None:
-    anchors = torch.cat(anchors_for((SIZE,) * 2, feature_sizes_of(SIZE)))
+    anchors = torch.cat(anchors_for((SIZE,) * 2, feature_sizes_of((SIZE, SIZE))))
     sides = anchors[:, 2:] - anchors[:, :2]
     assert rule.iou == 0.5
     assert rule.smallest == pytest.approx(float(sides.prod(dim=1).sqrt().min()))
@@ -68,7 +116,7 @@ def test_rule_has_the_detectors_smallest_and_largest_anchors(rule: AnchorRule) -
     assert rule.ratio == pytest.approx(float((sides[:, 0] / sides[:, 1]).max()))
 
 
-def no_overlap(boxes: NDArray[np.float64], image_size: int) -> NDArray[np.float32]:
+def no_overlap(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float32]:
     return np.zeros(len(boxes), dtype=np.float32)
 
 
@@ -143,7 +191,7 @@ def test_crowds_and_boxes_that_training_leaves_out_do_not_count(
 def fake_rule(is_low: Callable[[NDArray[np.float64], int], NDArray[np.bool_]]) -> AnchorRule:
     """Return anchors that match boxes as a function says."""
     return AnchorRule(
-        lambda boxes, size: np.where(is_low(boxes, size), 0.0, 1.0).astype(np.float32),
+        lambda boxes, size: np.where(is_low(boxes, size[0]), 0.0, 1.0).astype(np.float32),
         *(0.5, 32.0, 800.0, 2.0),
     )
 
@@ -169,8 +217,8 @@ shares = st.lists(st.floats(0, 1), min_size=len(SIZES), max_size=len(SIZES))
 
 @given(shares=shares)
 def test_no_smaller_size_is_within_the_margin(shares: list[float]) -> None:
-    by_size = dict(zip(SIZES, shares, strict=True))
-    proposal = SizeProposal(by_size, 1, SIZES[3])
+    by_size: dict[ImageSize, float] = dict(zip(SIZES, shares, strict=True))
+    proposal = SizeProposal(by_size, 1, SIZES[3], SIZES)
     # At most eight times the present pixels.
     affordable = [size for size in SIZES if size**2 <= 8 * SIZES[3] ** 2]
     limit = min(by_size[size] for size in affordable) + MARGIN

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data.annotations import ClassMap, Resize, TrainingRules
+from data.annotations import ClassMap, ImageSize, Resize, TrainingRules, input_size
 from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
@@ -124,7 +124,10 @@ def test_letterbox_detections_are_within_the_original_image(
 
 
 @pytest.mark.parametrize("shape", [(427, 640), (640, 427), (1, 333), (333, 335), (64, 64)])
-def test_boxes_make_the_round_trip_through_the_network_input(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("image_size", [416, (320, 416), (416, 224)])
+def test_boxes_make_the_round_trip_through_the_network_input(
+    shape: tuple[int, int], image_size: ImageSize
+) -> None:
     """From annotated pixels to the network's input, as in training, and back as in evaluation."""
     height, width = shape
     random = np.random.default_rng(0)
@@ -132,16 +135,39 @@ def test_boxes_make_the_round_trip_through_the_network_input(shape: tuple[int, i
     boxes = torch.from_numpy(corners.reshape(-1, 4))
     classes = ClassMap((70,), ("seventy",))
     resizes: tuple[Resize, ...] = ("square", "letterbox")
+    size = input_size(shape, image_size)
     for resize in resizes:
-        view = whole_view(shape, size=416, resize=resize)
+        view = whole_view(shape, size=size, resize=resize)
         sizes = {"original_size": shape, "image_size": shape}
         on_square, keep = view_boxes(boxes, view, **sizes)
         labels = torch.zeros(int(keep.sum()), dtype=torch.int64)
         detections = Detections(on_square[keep].float(), labels.float(), labels)
         result = to_original_size(
-            detections, classes, image_id=0, size=416, resize=resize, original_size=shape
+            detections, classes, image_id=0, size=size, resize=resize, original_size=shape
         )
         np.testing.assert_allclose(result.boxes, boxes[keep].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("resize", ["square", "letterbox"])
+def test_images_of_both_orientations_are_detected_as_each_alone(
+    model: RetinaNet, dataset: DetectionDataset, resize: Resize
+) -> None:
+    rules = TrainingRules(image_size=(64, 96), resize=resize)
+    parts = (dataset.annotations, dataset.image_folder, dataset.class_map, rules)
+    rectangles = DetectionDataset(*parts, train=False)
+
+    def detected(batch_size: int) -> dict[int, ImageDetections]:
+        loader = evaluation_loader(rectangles, batch_size=batch_size)
+        classes, forward = dataset.class_map, float32(model)
+        found = detect(model, loader, classes=classes, forward=forward, resize=resize)
+        return {image.image_id: image for image in found}
+
+    together, alone = detected(3), detected(1)
+    assert together.keys() == alone.keys() == {98, 99, 100}
+    for number, (width, height) in zip((100, 99, 98), SIZES, strict=True):
+        np.testing.assert_allclose(together[number].boxes, alone[number].boxes, atol=1e-3)
+        assert len(alone[number].boxes) > 20
+        assert together[number].boxes[:, 2:].max(axis=0).tolist() == [width, height]
 
 
 def test_scores_do_not_depend_on_batch_size(model: RetinaNet, dataset: DetectionDataset) -> None:

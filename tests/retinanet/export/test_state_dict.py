@@ -69,7 +69,7 @@ def test_torchvision_finds_the_same_in_noise(norm: str, suffix: str, tmp_path: P
 def test_torchvision_finds_the_same_in_photos(tmp_path: Path) -> None:
     model = random_detector(classes=40, image_size=SIZE).to(memory_format=torch.channels_last)
     photos = [decode_image(file) for file in sorted(PHOTOS.glob("*.jpg"))[:2]]
-    images = torch.stack([fit_image(photo, size=SIZE, resize="square") for photo in photos])
+    images = torch.stack([fit_image(photo, size=(SIZE, SIZE), resize="square") for photo in photos])
     assert assert_equal_detections(model, images, tmp_path / "a.pth") > 100
 
 

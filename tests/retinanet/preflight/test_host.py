@@ -100,7 +100,7 @@ def loading_config(**changes: object) -> Config:
 def test_all_batches_that_may_wait_are_counted() -> None:
     image = 3 * 800 * 800 + 2 * 4096
     # Two workers are two batches ahead each; a step holds one more, and so does an evaluation.
-    size = partial(host.bytes_of_batch, image_size=800)
+    size = partial(host.bytes_of_batch, pixels=800 * 800)
     assert host.waiting_batches(loading_config(), size) == (5 * 2 + 5 * 8) * image
     assert host.waiting_batches(loading_config(workers=0), size) == 0
 

@@ -22,6 +22,6 @@ def test_measuring_speed_changes_no_state() -> None:
         return [*model.state_dict().values(), *filter(torch.is_tensor, slots)]
 
     before, random = [value.clone() for value in state()], random_states()
-    assert measured_speed(training, group=ProcessGroup(), images=1, image_size=SIZE) > 0
+    assert measured_speed(training, group=ProcessGroup(), images=1, image_size=(SIZE, SIZE)) > 0
     assert all(map(torch.equal, state(), before)) and random_states() == random
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -103,6 +103,27 @@ def test_two_batches_of_a_step_equal_one_batch_of_two(frozen_model: RetinaNet) -
         assert accumulated[index].losses == pytest.approx(large[index].losses, rel=1e-5)
 
 
+def test_images_of_both_orientations_count_alike(frozen_model: RetinaNet) -> None:
+    images = [make_batch(seed=seed, size=size) for seed, size in enumerate([LYING, LYING, UPRIGHT])]
+    images += [make_batch(seed=3), make_batch(seed=4)]
+    batches = [concatenated(*images[:2])._replace(turned=images[2]), concatenated(*images[3:])]
+    captured: list[list[Tensor]] = []
+    optimizer = SGD(trainable(frozen_model), lr=0.0)
+    hook = optimizer.register_step_pre_hook(lambda *_: captured.append(gradients(frozen_model)))
+    [result] = train(frozen_model, batches, optimizer=optimizer, accumulation=2)
+    alone = [train(frozen_model, [image], optimizer=optimizer)[0].losses for image in images]
+    hook.remove()
+    assert result.images == 5
+    # The mean over batches of the means over their images.
+    shares = [1 / 6] * 3 + [1 / 4] * 2
+    for name, loss in result.losses.items():
+        expected = sum(share * each[name] for share, each in zip(shares, alone, strict=True))
+        assert loss == pytest.approx(expected, rel=1e-5)
+    first, *singles = captured
+    parts = [[share * value for value in each] for share, each in zip(shares, singles, strict=True)]
+    assert_close(first, [torch.stack(values).sum(0) for values in zip(*parts, strict=True)])
+
+
 def test_batches_that_do_not_fill_a_step_are_not_used(frozen_model: RetinaNet) -> None:
     optimizer = SGD(trainable(frozen_model), lr=0.0)
     batches = [make_batch(seed=seed) for seed in range(3)]
@@ -120,6 +141,9 @@ def test_learning_rate_of_every_step_reaches_the_optimizer(frozen_model: RetinaN
     hook.remove()
     assert used == [4e-9, 5e-9]  # a function of the completed steps
     assert [result.learning_rate for result in results] == used
+
+
+LYING, UPRIGHT = (64, 96), (96, 64)
 
 
 class RecordingProfiler:

@@ -3,6 +3,7 @@
 import torch
 from torch.optim import SGD, Optimizer
 
+from data.annotations import ImageSize, as_size
 from data.dataset import Batch
 from retinanet.engine.engines import PreparedTraining, prepare_training
 from retinanet.model.retinanet import RetinaNet
@@ -11,10 +12,11 @@ from tests.retinanet.engine.layers import trainable
 SIZE = 64
 
 
-def make_batch(*, seed: int, images: int = 1, size: int = SIZE) -> Batch:
+def make_batch(*, seed: int, images: int = 1, size: ImageSize = SIZE) -> Batch:
     """Return noise with one box per image, of a size that some anchor matches."""
     generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
+    shape = (images, 3, *as_size(size))
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     corners = torch.rand((images, 1, 2), generator=generator) * 20
     targets = [
         {
@@ -25,7 +27,7 @@ def make_batch(*, seed: int, images: int = 1, size: int = SIZE) -> Batch:
     ]
     ids = [seed * 10 + index for index in range(images)]
     memory = torch.channels_last
-    return Batch(pixels.contiguous(memory_format=memory), targets, ids, [(size, size)] * images)
+    return Batch(pixels.contiguous(memory_format=memory), targets, ids, [as_size(size)] * images)
 
 
 def concatenated(*batches: Batch) -> Batch:
