@@ -96,8 +96,7 @@ class DataConfig:
         Resume.MUST_MATCH,
         closed(800),
     ] = 800
-    """Size that all images are resized to: side of a square, or [height, width] of a rectangle,
-    which is turned for images of the other orientation; multiples of 32. [pixels]"""
+    """Side of the square, or [height, width] that turn with an image; multiples of 32. [pixels]"""
     resize: Annotated[Literal["square", "letterbox"], Resume.MUST_MATCH, closed("square")] = (
         "square"
     )

@@ -146,7 +146,7 @@ def draw_shares(axes: "Axes", proposal: SizeProposal, rule: AnchorRule) -> None:
         axes.plot([side], [share], "o", color=colour, markersize=5)
         axes.annotate(f"{name}: {as_setting(size)}\n{share:.1f} %", (side, share), xytext=place,
                       textcoords="offset points", fontsize=SMALL_TEXT, color=colour)  # fmt: skip
-    axes.set_ylim(0, 1.1 * max(shares))
+    axes.set_ylim(0, 1.1 * max([*shares, 1]))
     axes.set_xlim(min(sides), max(sides))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
     axes.tick_params(labelsize=SMALL_TEXT)

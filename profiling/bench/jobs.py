@@ -1,5 +1,6 @@
-"""Benchmarks of jobs of ranks that train real steps: `waiting` and `batch-split`.
+"""Benchmarks of jobs of ranks that train real steps: `sizes`, `waiting` and `batch-split`.
 
+- `sizes`: images per second at several sizes, such as a rectangle and a square.
 - `waiting`: how long steps wait for data, on real images and any number of ranks.
 - `batch-split`: what uneven batches regain where one of two ranks is slow, beside a busy loop.
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +22,7 @@ from common.cli import add_command, positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.options import included, json_option, option, overrides_argument
+from data.annotations import ImageSize, as_setting, as_size, shown_size
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
@@ -29,6 +32,7 @@ from profiling.bench.results import Benchmarks, Finding, background_load, distur
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config import Config
 from retinanet.config_file import load_config
+from retinanet.config_types import image_size_of
 from retinanet.placement import configured_plan
 
 Job = list[RankSteps]  # The steps of all ranks of a job
@@ -65,10 +69,116 @@ def run_job(template: MeasuredJob, override: str, title: str) -> Job:
         )
 
 
+def over_rounds(what: str, values: list[float], *, at_least: float | None = None) -> Finding:
+    """Return the median of values of all rounds, with their range."""
+    shown = f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+    return Finding(what, median(values), shown, at_least=at_least)
+
+
 def steps_option(*, warm_up: int, default: int) -> Any:
     """Return the field of `--steps`."""
     about = f"measured steps, after {warm_up} warm-up steps"
     return option(about, default=default, parse=positive, metavar="N")
+
+
+SIZES_WARM_UP = 2
+WANTED_SPEED_UP = 1.3
+SIZES_ABOUT = """\
+Trains a few steps of a configuration at each image size with random weights, in turn, and compares
+the images per second with those at the first size. The data's shapes count: a rectangle turns with
+an image, and a batch with both orientations is computed in two parts. Boxes need a training to
+compare.
+
+  retinanet profile bench sizes --sizes 640,480x640 --config my-photos.yaml data.resize=letterbox"""
+
+
+def image_sizes(text: str) -> tuple[ImageSize, ...]:
+    """Parse different image sizes, such as `640,480x640`."""
+    return tuple(dict.fromkeys(map(image_size_of, text.split(","))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizesOptions:
+    """The options of `retinanet profile bench sizes`."""
+
+    trained: TrainedSteps = included(TrainedSteps)
+    sizes: tuple[ImageSize, ...] = option(
+        "sides of squares, and rectangles as height x width [pixels]",
+        default="640,480x640",
+        parse=image_sizes,
+        metavar="N,HxW",
+    )
+    rounds: int = option("runs at each size", default=3, parse=positive, metavar="N")
+    steps: int = steps_option(warm_up=SIZES_WARM_UP, default=5)
+    json: Path | None = json_option()
+
+
+def add_sizes_benchmark(kinds: Benchmarks) -> None:
+    """Add `sizes` to the benchmarks of a command line."""
+    about = "training steps at several image sizes"
+    add_command(
+        kinds,
+        "sizes",
+        summary=about,
+        about=f"Time {about}.\n\n{SIZES_ABOUT}",
+        options=SizesOptions,
+        run=sizes_command,
+    )
+
+
+def sizes_command(options: SizesOptions) -> int:
+    """Run the benchmark; return the exit code."""
+    config, overrides = options.trained.config, options.trained.overrides
+    settings = {size: f"data.image_size={as_setting(size)}" for size in options.sizes}
+    for setting in settings.values():
+        load_config(config, [*overrides, setting])
+    rates: dict[ImageSize, list[float]] = {size: [] for size in options.sizes}
+    try:
+        with (
+            background_load() as others,
+            tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder,
+        ):
+            template = MeasuredJob(
+                ranks=1,
+                config=config,
+                overrides=tuple(overrides),
+                warm_up=SIZES_WARM_UP,
+                steps=options.steps,
+                alternate=False,
+                scenes=Path(folder, "scenes"),
+            )
+            for number in range(1, options.rounds + 1):
+                for size, setting in settings.items():
+                    title = f"round {number} of {options.rounds}, {shown_size(size)}"
+                    [rank] = run_job(template, setting, title)
+                    rates[size].append(rank.images * options.steps / sum(rank.seconds))
+    except JobFailedError as error:
+        return error.code
+    console = make_console()
+    columns = (text_column("size"), Column("pixels", ",.0f"), Column("images/s (median)", ".3f"))
+    rows = [(shown_size(size), prod(as_size(size)), median(rates[size])) for size in rates]
+    console.print(Table("", columns, rows).for_console())
+    if disturbance(others.cores):
+        console.print(disturbance(others.cores), soft_wrap=True)
+    first, *rest = options.sizes
+    findings = [
+        over_rounds(
+            f"{shown_size(size)} against {shown_size(first)}, images/s",
+            [rate / base for rate, base in zip(rates[size], rates[first], strict=True)],
+            at_least=WANTED_SPEED_UP,
+        )
+        for size in rest
+    ]
+    workload = {
+        "sizes": [as_setting(size) for size in options.sizes],
+        "steps": options.steps,
+        "images_per_second": {as_setting(size): rates[size] for size in options.sizes},
+        "cores_busy_otherwise": others.cores,
+    }
+    # The target is for rectangles with three quarters of the pixels, as most photos have.
+    standard = options.sizes == (640, (480, 640))
+    put_out(findings, "sizes", workload, with_targets=standard, json_file=options.json)
+    return FINISHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +420,6 @@ def batch_split_findings(rounds: Sequence[Round]) -> list[Finding]:
 
     Ideal is the throughput of the disturbed ranks if none waited for another.
     """
-
-    def over_rounds(what: str, values: list[float], *, at_least: float | None = None) -> Finding:
-        shown = f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-        return Finding(what, median(values), shown, at_least=at_least)
-
     slow, even, by_speed, gains = [], [], [], []
     for jobs in rounds:
         # From steps without exchange, in which no rank waits for another.

@@ -256,6 +256,7 @@ def require_consistent(state: State) -> None:
         raise InputError(f"model.classes: {classes} classes, but num_classes is {count}")
     for name, (section, field) in DESCRIBED_FIELDS.items():
         value, fields = getattr(model, name), state.config.get(section)
+        value = list(value) if isinstance(value, tuple) else value  # as in the configuration
         configured = fields.get(field, value) if isinstance(fields, dict) else value
         if configured != value:
             wrong = f"{shown(value)}, but config.{section}.{field} is {shown(configured)}"

@@ -1,6 +1,7 @@
 """Benchmarks of jobs of ranks: `waiting` and `batch-split`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,40 @@ def test_waiting_runs_a_job_for_each_number_of_workers(
     assert "a line of a rank" in done.stdout and "target" not in done.stdout
 
 
+def test_sizes_are_measured_in_turn_and_compared_with_the_first(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"data.image_size=96": 2.0, "data.image_size=[64,96]": 1.25}
+    started: list[str] = []
+
+    def measure_ranks(job: MeasuredJob, **_: Any) -> list[RankSteps]:
+        started.append(job.overrides[-1])
+        [rank] = [rank for rank in ROUND["even"] if rank.rank == 0]
+        return [replace(rank, images=4, seconds=[seconds[job.overrides[-1]]] * job.steps)]
+
+    monkeypatch.setattr(jobs, "measure_ranks", measure_ranks)
+    file = tmp_path / "numbers.json"
+    options = ("--sizes", "96,64x96", "--rounds", "2", "--json", file, *SMALL)
+    done = run_here(main, "bench", "sizes", *options)
+    assert done.returncode == 0, done.stderr
+    assert started == ["data.image_size=96", "data.image_size=[64,96]"] * 2
+    content = json.loads(file.read_text())
+    rates = content["workload"]["images_per_second"]
+    assert rates == {"96": [2.0] * 2, "[64,96]": [3.2] * 2}
+    assert [each["value"] for each in content["findings"]] == [1.6]
+    assert "96×64" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "size", ["100", "0", "64x64x64", "64x", "480x640,x", "[480,640]", "9" * 5000]
+)
+def test_wrong_size_is_refused(run_here: RunHere, size: str) -> None:
+    done = run_here(main, "bench", "sizes", "--sizes", size)
+    assert done.returncode == 2
+    expected = "--sizes: expected 64 to 16384 pixels, a multiple of 32, or height x width such as"
+    assert expected in done.stderr and len(done.stderr) < 500
+
+
 def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
     run_here: RunHere, tmp_path: Path, started: list[MeasuredJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +136,7 @@ def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
     assert content["workload"]["busy_cpus"] == [1] and len(content["findings"]) == 4
 
 
-@pytest.mark.parametrize("benchmark", ["waiting", "batch-split"])
+@pytest.mark.parametrize("benchmark", ["sizes", "waiting", "batch-split"])
 def test_failed_job_gives_its_exit_status(
     run_here: RunHere, benchmark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +183,7 @@ def test_error_of_a_rank_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["sizes", "training.batch_size=0"], "training.batch_size: "),
         (["waiting", "--ranks", "4096"], "--ranks: 4096"),
         (["waiting", "--workers", "x"], "--workers: expected numbers such as 0,1, found 'x'"),
         (["waiting", "data.nothing=1"], "data.nothing: no such field"),
