@@ -326,6 +326,14 @@ class ConvertOptions:
         default=None,
         choices=("square", "letterbox"),
     )
+    norm_epsilon: float | None = option(
+        "for --detector: what its norms add to the variances (default: 1e-5, or that of the file "
+        "that torchvision publishes); 0 for detectors that torchvision's scripts trained further "
+        "from its retinanet_resnet50_fpn",
+        default=None,
+        parse=probability,
+        metavar="E",
+    )
     out: Path = option("the .safetensors file, or the folder, to write", metavar="PATH")
     trust: bool = flag(
         "I trust the author of this file; needed for all files but those that torchvision "
@@ -356,12 +364,14 @@ def run_convert(options: ConvertOptions) -> int:
     given: dict[str, Any] = {name: getattr(options, name) for name in ("out", "trust", "overwrite")}
     of_detector = {
         name: value
-        for name in ("classes", "image_size", "resize")
+        for name in ("classes", "image_size", "resize", "norm_epsilon")
         if (value := getattr(options, name)) is not None
     }
     if options.detector is None:
         if of_detector:
-            raise InputError("command line: --classes, --image-size and --resize need --detector")
+            raise InputError(
+                "command line: --classes, --image-size, --resize and --norm-epsilon need --detector"
+            )
         name = "convert"
         given["file"] = options.file
     else:

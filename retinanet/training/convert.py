@@ -35,6 +35,7 @@ from retinanet.training.detector_weights import (
     coco_names,
     count_outputs,
     detector_tensors,
+    epsilon_of,
     read_named_tensors,
     with_common_epsilon,
 )
@@ -84,6 +85,7 @@ def convert_detector(
     out: Path,
     image_size: int = IMAGE_SIZE,
     resize: Resize | None = None,
+    norm_epsilon: float | None = None,
     trust: bool,
     overwrite: bool,
 ) -> int:
@@ -94,8 +96,8 @@ def convert_detector(
     and of MLPerf's reference save it; or a .safetensors file; or a name in `COCO_DETECTORS`. For
     `classes` see `read_class_map`; torchvision's own detectors need none. `image_size` is the side
     of the square that images are resized to [pixels], in the way of `resize`, see `data.resize`;
-    None: square, or letterbox for torchvision's own. `overwrite` permits to replace a checkpoint
-    that was converted to the folder `out` earlier.
+    None: square, or letterbox for torchvision's own. `norm_epsilon` is what its norms add to the
+    variances; None: `epsilon_of`. `overwrite` permits to replace what was converted earlier.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds another model, the classes do
@@ -105,7 +107,8 @@ def convert_detector(
     inputs = [detector] if classes is None else [detector, classes]
     require_no_input([out / MODEL_FILE, out / STATE_FILE], inputs)
     given, lines, published = read_detector_file(detector, trust=trust)
-    tensors = detector_tensors(given, source=str(detector))
+    epsilon = epsilon_of(published) if norm_epsilon is None else norm_epsilon
+    tensors = detector_tensors(with_common_epsilon(given, epsilon), source=str(detector))
     if classes is not None:
         class_map = read_class_map(classes, outputs=count_outputs(tensors))
     elif published in COCO_FILES and count_outputs(tensors) == len(names := coco_names()):
@@ -144,7 +147,7 @@ def read_detector_file(
     content, published = read_trusted(file, trust=trust)
     weights = unpickle_weights(content, file)
     lines = describe_weights(file, content, weights, published=published)
-    return with_common_epsilon(weights.tensors, published=published), lines, published
+    return weights.tensors, lines, published
 
 
 def require_free_folder(out: Path, *, overwrite: bool) -> None:

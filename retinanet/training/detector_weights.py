@@ -155,7 +155,7 @@ def read_coco_detector(name: str) -> SourceDetector:
     """Read torchvision's detector of a name in `COCO_DETECTORS`; raise InputError as above."""
     weights = published_weights(name, COCO)
     content, file = read_published(weights)
-    given = with_common_epsilon(unpickle_weights(content, file).tensors, published=file.name)
+    given = with_common_epsilon(unpickle_weights(content, file).tensors, epsilon_of(file.name))
     return SourceDetector(
         file=file,
         names=coco_names(),
@@ -177,15 +177,19 @@ COCO_FILES = (WITHOUT_EPSILON, "retinanet_resnet50_fpn_v2_coco-5905b1c5.pth")
 EPSILON = 1e-5
 
 
-def with_common_epsilon(
-    tensors: Mapping[str, Tensor], *, published: str | None
-) -> dict[str, Tensor]:
-    """Return weights for norms that add `EPSILON` to the variances, with equal results."""
+def epsilon_of(published: str | None) -> float:
+    """Return what the norms add to the variances, by the name of torchvision's file."""
+    return 0.0 if published == WITHOUT_EPSILON else EPSILON
+
+
+def with_common_epsilon(tensors: Mapping[str, Tensor], epsilon: float) -> dict[str, Tensor]:
+    """Return weights for norms that add `EPSILON` to the variances, instead of `epsilon`."""
     adapted = dict(tensors)
-    for name, variance in tensors.items() if published == WITHOUT_EPSILON else ():
-        if name.endswith(".running_var"):
-            scale = name.replace("running_var", "weight")
-            adapted[scale] = tensors[scale] * ((variance + EPSILON) / variance).sqrt()
+    for name, variance in tensors.items() if epsilon != EPSILON else ():
+        scale = name.replace("running_var", "weight")
+        # Not yet checked: the file may have anything.
+        if scale != name and scale in tensors and tensors[scale].shape == variance.shape:
+            adapted[scale] = tensors[scale] * ((variance + EPSILON) / (variance + epsilon)).sqrt()
     return adapted
 
 

@@ -200,7 +200,10 @@ def test_published_file_is_converted_without_names_or_trust(
 
 
 def test_other_file_of_this_kind_needs_trust_and_names(
-    models: Mapping[str, RetinaNet], tmp_path: Path, run_here: RunHere
+    models: Mapping[str, RetinaNet],
+    detectors: Mapping[str, SourceDetector],
+    tmp_path: Path,
+    run_here: RunHere,
 ) -> None:
     file = tmp_path / FILES[V1]  # the name does not matter
     torch.save({**models[V1].state_dict(), "head.regression_head.bbox_reg.bias": torch.ones(36)},
@@ -211,6 +214,17 @@ def test_other_file_of_this_kind_needs_trust_and_names(
     done = run_here(main, *arguments, "--trust")
     assert done.returncode == 2 and "needs --classes FILE" in done.stderr
     assert not (tmp_path / "made").exists()
+    (tmp_path / "names").write_text("\n".join(COCO_NAMES))
+    named = (*arguments, "--trust", "--classes", tmp_path / "names", "--norm-epsilon", "0")
+    done = run_here(main, *named)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    checkpoint = read_checkpoint(tmp_path / "made")
+    assert checkpoint.model.resize == "square"
+    # As for the published file, whose norms are the same.
+    key = "backbone.body.bn1.weight"
+    tensor = checkpoint.tensors("model.safetensors")[key]
+    assert torch.equal(tensor, detectors[V1].tensors[key])
+    assert not torch.equal(tensor, models[V1].state_dict()[key])
 
 
 def test_file_that_is_not_the_published_one_is_not_loaded(
