@@ -276,7 +276,7 @@ which permits only tensors and plain containers; but before torch 2.10 this has 
 vulnerability (CVE-2026-24747): a crafted file corrupts memory, and may run any code with your
 rights. So convert files only from authors whom you trust; no other command reads a .pth. The file
 has a state_dict, alone or under `model` (torchvision's and MLPerf's scripts) or `state_dict`;
-entries that are not tensors are dropped and listed. With --detector, a whole RetinaNet-ResNeXt50 is
+entries that are not tensors are dropped and listed. With --detector, a whole RetinaNet is
 converted to a checkpoint for evaluate, predict, export and model.weights."""
 
 
@@ -300,14 +300,16 @@ class ConvertOptions:
         default=None,
     )
     detector: Path | None = option(
-        "PyTorch or .safetensors file of a full RetinaNet-ResNeXt50, such as a checkpoint of "
-        "torchvision's or MLPerf's scripts; --out is then the folder of the new checkpoint",
+        "PyTorch or .safetensors file of a full RetinaNet, such as a checkpoint of torchvision's "
+        "or MLPerf's scripts; or retinanet_resnet50_fpn or retinanet_resnet50_fpn_v2, to download "
+        "torchvision's detector of COCO's classes; --out is then the folder of the new checkpoint",
         default=None,
-        metavar="FILE.pth",
+        metavar="FILE",
     )
     classes: Path | None = option(
         "for --detector: annotations in COCO's format (ids below the number of outputs are output "
-        "indices), or names of the outputs from 0 on, one per line or as a JSON list",
+        "indices), or names of the outputs from 0 on, one per line or as a JSON list; not needed "
+        "for the files that torchvision publishes",
         default=None,
         metavar="FILE",
     )
@@ -320,14 +322,22 @@ class ConvertOptions:
     resize: Literal["square", "letterbox"] | None = option(
         "for --detector: square stretches images, as MLPerf's reference does (default); letterbox "
         "keeps the aspect ratio and fills the square up, as for detectors of torchvision's "
-        "scripts, which keep it too",
+        "scripts, which keep it too (default for the files that torchvision publishes)",
         default=None,
         choices=("square", "letterbox"),
     )
+    norm_epsilon: float | None = option(
+        "for --detector: what its norms add to the variances (default: 1e-5, or that of the file "
+        "that torchvision publishes); 0 for detectors that torchvision's scripts trained further "
+        "from its retinanet_resnet50_fpn",
+        default=None,
+        parse=probability,
+        metavar="E",
+    )
     out: Path = option("the .safetensors file, or the folder, to write", metavar="PATH")
     trust: bool = flag(
-        "I trust the author of this file; needed for all files but torchvision's "
-        "resnext50_32x4d-7cdf4587.pth, which is recognized by its SHA-512"
+        "I trust the author of this file; needed for all files but those that torchvision "
+        "publishes for model.backbone and model.weights, which are recognized by their hashes"
     )
     overwrite: bool = overwrite_option("replace --out if it exists")
 
@@ -350,20 +360,20 @@ def run_convert(options: ConvertOptions) -> int:
         InputError: The options contradict each other.
     """
     if (options.file is None) == (options.detector is None):
-        raise InputError("command line: give either FILE.pth or --detector FILE.pth")
+        raise InputError("command line: give either FILE.pth or --detector FILE")
     given: dict[str, Any] = {name: getattr(options, name) for name in ("out", "trust", "overwrite")}
     of_detector = {
         name: value
-        for name in ("classes", "image_size", "resize")
+        for name in ("classes", "image_size", "resize", "norm_epsilon")
         if (value := getattr(options, name)) is not None
     }
     if options.detector is None:
         if of_detector:
-            raise InputError("command line: --classes, --image-size and --resize need --detector")
+            raise InputError(
+                "command line: --classes, --image-size, --resize and --norm-epsilon need --detector"
+            )
         name = "convert"
         given["file"] = options.file
-    elif options.classes is None:
-        raise InputError("command line: --detector: needs --classes FILE")
     else:
         name = "convert_detector"
         given |= {"detector": options.detector, **of_detector}

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import MOST_CLASSES
 from retinanet.config_types import (
+    BEST_COCO_DETECTOR,
     DEFAULT_BETA1,
     DEFAULT_MILESTONE_FACTOR,
     DETECTOR,
@@ -27,7 +28,9 @@ from retinanet.config_types import (
     PICKLES,
     STRICT,
     TORCHVISION,
+    Architecture,
     AugmentationName,
+    BackboneName,
     BatchSplit,
     BatchSplitInFile,
     LogitCopies,
@@ -36,10 +39,12 @@ from retinanet.config_types import (
     Resume,
     Side,
     Steps,
+    VariantName,
     accepting,
     chosen_precision,
     is_interval,
     number_or_auto,
+    of_architecture,
     parse_window,
     refused,
     require_augmentation,
@@ -134,7 +139,7 @@ class DataConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class ModelConfig:
-    """The detector: RetinaNet with a ResNeXt50-32x4d backbone."""
+    """The detector: RetinaNet on a backbone of torchvision's."""
 
     norm: Annotated[Literal["frozen", "batch"], Resume.MUST_MATCH, closed("frozen")] = "frozen"
     """Batch norms: frozen (needs pretrained weights), or trained with the model. [name]"""
@@ -165,12 +170,6 @@ class ModelConfig:
         WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
         refused(lambda source, _: source == "", "name a run, a checkpoint or a .safetensors file"),
         refused(
-            lambda source, _: source == TORCHVISION,
-            "torchvision publishes no RetinaNet with a ResNeXt50-32x4d, only with a ResNet50, "
-            "whose weights do not fit; set model.pretrained_backbone=torchvision for weights "
-            "from ImageNet, or model.weights to a run or a converted detector",
-        ),
-        refused(
             lambda source, _: str(source).endswith(PICKLES),
             "input should be a run, a checkpoint or a .safetensors file; a .pth can run code: "
             "convert it once with retinanet convert --detector FILE.pth "
@@ -185,10 +184,32 @@ class ModelConfig:
             "a detector includes its backbone, so model.pretrained_backbone would be unused; "
             "set model.pretrained_backbone=null or model.weights=null",
         ),
+        AfterValidator(lambda source: BEST_COCO_DETECTOR if source == TORCHVISION else source),
     ] = None
-    """Detector to start from: a run, checkpoint or .safetensors; classes by name. [path or null]"""
+    """Detector to start from: a run, checkpoint, .safetensors, or `torchvision`. [path or null]"""
+    backbone: Annotated[
+        BackboneName | Literal["auto"],
+        Resume.MUST_MATCH,
+        closed("resnext50_32x4d"),
+        of_architecture("backbone"),
+        Field(validate_default=True),
+    ] = "auto"
+    """Backbone; auto: that of torchvision's detector in `weights`, else resnext50_32x4d. [name]"""
+    variant: Annotated[
+        VariantName | Literal["auto"],
+        Resume.MUST_MATCH,
+        closed("v1"),
+        of_architecture("variant"),
+        Field(validate_default=True),
+    ] = "auto"
+    """v2: torchvision's, GIoU loss, norms in the heads; auto: of `weights`, else v1. [name]"""
     num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES), Resume.MUST_MATCH] = None
     """Outputs of the classification head; null: as many as the categories need. [classes]"""
+
+    @property
+    def architecture(self) -> Architecture:
+        """Backbone and variant."""
+        return Architecture(self.backbone, self.variant)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

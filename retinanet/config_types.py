@@ -19,6 +19,7 @@ from typing import (
     Any,
     Literal,
     LiteralString,
+    NamedTuple,
     TypeAlias,
     TypeVar,
     get_args,
@@ -42,10 +43,53 @@ PICKLES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
 """Suffixes of files that only `retinanet convert` reads."""
 EXPORTED = (".onnx", ".pt2")
 TORCHVISION = "torchvision"  # In place of a file: weights that torchvision publishes
-DETECTOR = (
-    rf"^(?!{TORCHVISION}$)(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
-)
+DETECTOR = rf"^(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
 """A path by its name for `model.weights`, as a pattern for editors."""
+
+BackboneName: TypeAlias = Literal["resnext50_32x4d", "resnet50", "resnet101"]
+"""Networks of torchvision's whose layers consist of `Bottleneck` blocks."""
+VariantName: TypeAlias = Literal["v1", "v2"]
+
+
+class Architecture(NamedTuple):
+    """What decides the shapes of a detector's weights, besides the number of classes."""
+
+    backbone: str = "resnext50_32x4d"
+    variant: str = "v1"  # See `retinanet.model.retinanet.VARIANTS`
+
+    def __str__(self) -> str:
+        """Return the settings, as in a command."""
+        return f"model.backbone={self.backbone} model.variant={self.variant}"
+
+    @property
+    def title(self) -> str:
+        """The name of the model: `RetinaNet-ResNeXt50`, `RetinaNet-ResNet50 v2`."""
+        backbone = self.backbone.partition("_")[0].replace("resne", "ResNe").replace("xt", "Xt")
+        return f"RetinaNet-{backbone}" + ("" if self.variant == "v1" else f" {self.variant}")
+
+
+DEFAULT_ARCHITECTURE = Architecture()
+COCO_DETECTORS = {
+    "retinanet_resnet50_fpn": Architecture("resnet50", "v1"),
+    "retinanet_resnet50_fpn_v2": Architecture("resnet50", "v2"),
+}
+"""Detectors that torchvision publishes, trained on COCO, by the names of their functions."""
+BEST_COCO_DETECTOR = "retinanet_resnet50_fpn_v2"  # Box mAP 0.415; the other has 0.364
+
+
+def of_architecture(part: Literal["backbone", "variant"]) -> AfterValidator:
+    """Return a check that replaces `auto`: by the part of torchvision's detector in `weights`."""
+
+    def resolve(value: str, others: ValidationInfo) -> str:
+        detector = str(others.data.get("weights"))
+        needed: str = getattr(COCO_DETECTORS.get(detector, DEFAULT_ARCHITECTURE), part)
+        if value not in ("auto", needed) and detector in COCO_DETECTORS:
+            advice: LiteralString = "the detector {detector} of model.weights has {needed}"
+            raise PydanticCustomError("weights", advice, {"detector": detector, "needed": needed})
+        return needed if value == "auto" else value
+
+    return AfterValidator(resolve)
+
 
 Precision: TypeAlias = Literal["auto", "bf16", "float32"]
 """A number format of the model, as settings and options name it."""

@@ -198,25 +198,18 @@ class ForwardValues:
 
 def values_of_image(config: Config, *, num_classes: int) -> ForwardValues:
     """Count the values that a forward pass of the configured model saves for one image."""
-    model, size = config.model, as_size(config.data.image_size)
-    return forward_values(
-        size, num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
-    )
+    return forward_values(config.model, as_size(config.data.image_size), num_classes=num_classes)
 
 
 @functools.cache
-def forward_values(
-    image_size: Size, *, num_classes: int, norm: str, trainable_layers: int
-) -> ForwardValues:
+def forward_values(model: ModelConfig, image_size: Size, *, num_classes: int) -> ForwardValues:
     """Count the values that the engine `torch` saves for one image, on the meta device.
 
     The pass runs in float32 with oneDNN's convolutions, since our own kernels read memory, which
     meta tensors do not have; both save the same number of values, their inputs. The focal loss
     needs targets and is not run: its kernel saves the logits' gradient.
     """
-    network = network_without_memory(
-        num_classes=num_classes, norm=norm, trainable_layers=trainable_layers
-    )
+    network = network_without_memory(model, num_classes=num_classes)
     forward = FoldedForward(network, precision="float32", convolutions="onednn")
     saved: dict[int, Tensor] = {}
 
@@ -239,9 +232,7 @@ def forward_values(
 
 def model_bytes(model: ModelConfig, training: TrainingConfig, *, num_classes: int) -> ModelBytes:
     """Count the parameters, buffers and optimizer state of a configured model."""
-    network = network_without_memory(
-        num_classes=num_classes, norm=model.norm, trainable_layers=model.trainable_layers
-    )
+    network = network_without_memory(model, num_classes=num_classes)
     trained = [tensor for tensor in network.parameters() if tensor.requires_grad]
     body = list(network.backbone.body.parameters())
     norms = [
@@ -272,10 +263,15 @@ def total(tensors: Iterable[Tensor]) -> int:
 
 # Cached: the estimates of memory and disk space both need the network, and building it takes 71 ms.
 @functools.cache
-def network_without_memory(*, num_classes: int, norm: str, trainable_layers: int) -> RetinaNet:
+def network_without_memory(model: ModelConfig, *, num_classes: int) -> RetinaNet:
     """Build a model in training mode whose tensors have shapes and no memory."""
     with torch.device("meta"), _NoInitialization():
-        network = RetinaNet(num_classes=num_classes, norm=norm, trainable_layers=trainable_layers)
+        network = RetinaNet(
+            num_classes=num_classes,
+            norm=model.norm,
+            trainable_layers=model.trainable_layers,
+            architecture=model.architecture,
+        )
     return network.train()
 
 

@@ -30,7 +30,7 @@ from data.annotations import ImageSize, Resize, SplitName, shown_size
 from data.dataset import DetectionDataset
 from retinanet.config_file import configured_split
 from retinanet.config_sections import TrainingConfig
-from retinanet.config_types import augmentation_names
+from retinanet.config_types import Architecture, augmentation_names
 from retinanet.evaluation.metric import METRICS, ClassResult, Evaluation
 from retinanet.training.checkpoint import checkpoint_folder
 from retinanet.training.components import RunComponents
@@ -60,6 +60,7 @@ class CardFacts:
     epochs: float
     image_size: ImageSize
     resize: Resize
+    architecture: Architecture
     parameters: int
     is_pretrained: bool
     start: str  # The detector that the training started from; empty if none
@@ -145,7 +146,7 @@ def yaml_header(facts: CardFacts) -> str:
         "license": "unknown",
         "library_name": "pytorch",
         "pipeline_tag": "object-detection",
-        "tags": ["object-detection", "retinanet", "resnext50_32x4d"],
+        "tags": ["object-detection", "retinanet", facts.architecture.backbone],
         "model-index": [{"name": shorten(facts.name), "results": [result] if metrics else []}],
     }
     yaml = YAML(typ="safe", pure=True)
@@ -238,6 +239,7 @@ def update_card(
             epochs=epochs,
             image_size=run.description.image_size,
             resize=run.description.resize,
+            architecture=run.description.architecture,
             parameters=sum(value.numel() for value in run.model.parameters()),
             is_pretrained=run.config.model.pretrained_backbone is not None,
             start=describe_start(run.folder.start),

@@ -63,7 +63,7 @@ def convolve(
     assert fused.relu or fused.added is None
     kernels = kernels_for(levels, weight, params, machine)
     if kernels.forward is Kernel.WINOGRAD:
-        assert bias is not None and scale is None and not fused.passes and fused.added is None
+        assert scale is None and not fused.passes and fused.added is None
         return winograd_convolve(levels, weight, bias, relu=fused.relu)
     maps = levels if fused.added is None else (*levels, fused.added)
     form = _Form(kernels, len(levels), fused.relu, fused.gated, fused.passes)

@@ -82,13 +82,14 @@ class FoldedForward:
             images = images.bfloat16()
         backbone = self._model.backbone
         with self.around(backbone.body):
-            maps = self._body(images)
+            maps, last = self._body(images)
         with self.around(backbone.fpn):
-            levels = self._pyramid(maps)
+            levels = self._pyramid(maps, last)
         with self.around(self._model.head):
             return self._head(levels)
 
-    def _body(self, images: Tensor) -> list[Tensor]:
+    def _body(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return C3 to C5 for the pyramid's lateral convolutions, and C5 for another reader."""
         body = self._model.backbone.body
         maps = []
         [features] = self._normed(images, body.conv1, body.bn1, Fused(relu=True))
@@ -103,7 +104,7 @@ class FoldedForward:
                 # gradients in one pass, where autograd would sum in one and mask in another.
                 features, for_pyramid = branches(features, 2)
                 maps.append(for_pyramid)
-        return maps
+        return maps, features
 
     def _block(self, block: Bottleneck, features: Tensor) -> Tensor:
         """Return the block's output from the previous block's, which has no other reader."""
@@ -141,7 +142,7 @@ class FoldedForward:
             scale, shift = self._scale_shift(norm)
             return layer(shift, scale=scale, fused=fused)
 
-    def _pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+    def _pyramid(self, maps: Sequence[Tensor], last: Tensor) -> list[Tensor]:
         fpn = self._model.backbone.fpn
         merged: list[Tensor] = []
         for features, block in zip(reversed(maps), reversed(fpn.inner_blocks), strict=True):
@@ -152,7 +153,8 @@ class FoldedForward:
             merged.append(lateral)
         blocks = zip(reversed(merged), fpn.layer_blocks, strict=True)
         levels = [self._convolve([features], block[0])[0] for features, block in blocks]
-        [p6] = self._convolve(levels[-1:], fpn.extra_blocks.p6)
+        source = levels[-1] if fpn.extra_blocks.use_P5 else last
+        [p6] = self._convolve([source], fpn.extra_blocks.p6)
         [p7] = self._convolve([F.relu(p6)], fpn.extra_blocks.p7)
         return [*levels, p6, p7]
 
@@ -170,10 +172,14 @@ class FoldedForward:
         )
 
     def _tower(self, levels: list[Tensor], hidden: nn.Sequential, last: nn.Conv2d) -> list[Tensor]:
-        for depth, layer in enumerate(hidden):
-            module = cast(nn.Conv2d, cast(nn.Sequential, layer)[0])
-            levels = self._convolve(levels, module, relu=True, gated=depth > 0)
-        return self._convolve(levels, last, gated=True)
+        gated = False
+        for layer in hidden:
+            module, *norms, _ = cast(nn.Sequential, layer)
+            levels = self._convolve(levels, cast(nn.Conv2d, module), relu=not norms, gated=gated)
+            for norm in norms:
+                levels = [F.relu_(norm(level)) for level in levels]
+            gated = not norms
+        return self._convolve(levels, last, gated=gated)
 
     def _convolve(
         self,
@@ -183,8 +189,7 @@ class FoldedForward:
         relu: bool = False,
         gated: bool = False,
     ) -> list[Tensor]:
-        """Apply a convolution with bias; `relu` and `gated` as in `convolve`."""
-        assert module.bias is not None
+        """Apply a convolution; `relu` and `gated` as in `convolve`."""
         with self.around(module):
             return convolve(
                 levels, module.weight, module.bias,

@@ -76,7 +76,7 @@ def _print_once(line: str) -> None:
 
 
 def winograd_convolve(
-    levels: Sequence[Tensor], weight: Tensor, bias: Tensor, *, relu: bool
+    levels: Sequence[Tensor], weight: Tensor, bias: Tensor | None, *, relu: bool
 ) -> list[Tensor]:
     """Apply a 3×3 convolution of stride 1 and padding 1, then optionally ReLU, to each level.
 
@@ -89,7 +89,7 @@ def winograd_convolve(
 class _WinogradConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor, relu: bool, *levels: Tensor
+        ctx: Any, weight: Tensor, bias: Tensor | None, relu: bool, *levels: Tensor
     ) -> tuple[Tensor, ...]:
         maps = [channels_last(level) for level in levels]
         outputs = convolve_levels(maps, weight, bias, relu=relu)
@@ -111,7 +111,7 @@ class _WinogradConvolution(torch.autograd.Function):
             grad_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
         if needs_weight or needs_bias:
             grad_weight, grad_bias = weight_gradient(maps, given, gates)
-        return grad_weight, grad_bias, None, *grad_levels
+        return grad_weight, grad_bias if needs_bias else None, None, *grad_levels
 
 
 def convolve_levels(

@@ -344,7 +344,7 @@ def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> di
     """Return everything needed to use the file alone, as plain values for JSON."""
     size = checkpoint.model.image_size
     return {
-        "model": "RetinaNet-ResNeXt50",
+        "model": checkpoint.model.architecture.title,
         "input": f"images: uint8 [N, 3, {size}, {size}], RGB, 0 to 255; normalized inside",
         "image_size": size,
         "resize": RESIZES[checkpoint.model.resize],

@@ -7,6 +7,7 @@ frozen norms, which ignores them.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from retinanet.config_types import Architecture
 from retinanet.export.program import NO_LABEL, Detector, Format, describe_checkpoint
+from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.postprocess import CANDIDATES_PER_LEVEL, DETECTIONS_PER_IMAGE, NMS_IOU
-from retinanet.model.retinanet import PYRAMID_CHANNELS, RetinaNet
+from retinanet.model.retinanet import PYRAMID_CHANNELS, VARIANTS, RetinaNet
 from retinanet.training.checkpoint import Checkpoint
-from retinanet.training.detector_weights import CLASS_NAMES
+from retinanet.training.detector_weights import CLASS_NAMES, architecture_of
 from retinanet.training.weight_files import unpickle_weights
 
 PICKLED, SAFE = ".pth", ".safetensors"
@@ -46,19 +50,23 @@ def write_state_dict(model: RetinaNet, file: Path, description: dict[str, Any]) 
 
 
 def torchvision_retinanet(
-    *, num_classes: int, image_size: int, score_threshold: float
+    architecture: Architecture, *, num_classes: int, image_size: int, score_threshold: float
 ) -> TorchvisionRetinaNet:
-    """Return torchvision's RetinaNet with this backbone, for squares of `image_size` pixels."""
+    """Return torchvision's RetinaNet of an architecture, for squares of `image_size` pixels."""
+    variant = VARIANTS[architecture.variant]
+    norms = variant.norm_groups and partial(nn.GroupNorm, variant.norm_groups)
     backbone = resnet_fpn_backbone(
-        backbone_name="resnext50_32x4d",
+        backbone_name=architecture.backbone,
         weights=None,
         norm_layer=nn.BatchNorm2d,
         returned_layers=[2, 3, 4],
-        extra_blocks=LastLevelP6P7(PYRAMID_CHANNELS, PYRAMID_CHANNELS),
+        extra_blocks=LastLevelP6P7(variant.p6_input, PYRAMID_CHANNELS),
     )
+    head = RetinaNetHead(PYRAMID_CHANNELS, ANCHORS_PER_LOCATION, num_classes, norm_layer=norms)
     return TorchvisionRetinaNet(
         backbone,
         num_classes=num_classes,
+        head=head,
         fixed_size=(image_size, image_size),
         score_thresh=score_threshold,
         nms_thresh=NMS_IOU,
@@ -74,6 +82,7 @@ def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
     else:
         tensors = load_file(file)
     model = torchvision_retinanet(
+        architecture_of(tensors),
         num_classes=len(description["classes"]),
         image_size=description["image_size"],
         score_threshold=description["score_threshold"],
@@ -104,8 +113,10 @@ def describe_state_dict(checkpoint: Checkpoint, *, score_threshold: float) -> di
         # torchvision can only stretch an image to a square.
         side = checkpoint.model.image_size
         size = f"{side}, {side}], RGB, 0 to 1, fitted to the square as `resize` says; normalized"
+    backbone, variant = checkpoint.model.backbone, checkpoint.model.variant
+    kind = "" if variant == "v1" else f", as in retinanet_resnet50_fpn_{variant}"
     return describe_checkpoint(checkpoint, score_threshold=score_threshold) | {
-        "model": "torchvision.models.detection.RetinaNet with a resnext50_32x4d body, P3 to P7",
+        "model": f"torchvision.models.detection.RetinaNet with a {backbone} body, P3 to P7{kind}",
         "input": f"a list of images: float32 [3, {size}",
         "outputs": "for each image boxes: float32 [D, 4] xyxy in pixels of the image; scores; "
         "labels: indices into classes",

@@ -1,4 +1,4 @@
-"""The loss of a batch over all levels: focal for classes, L1 of encoded deltas for boxes.
+"""The loss of a batch over all levels: focal for classes; L1 of encoded deltas, or GIoU, for boxes.
 
 The box loss counts foreground anchors only.
 """
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torchvision.ops import generalized_box_iou_loss
 
 from retinanet.loss.focal import focal_loss
-from retinanet.model.anchors import encode_boxes
+from retinanet.model.anchors import decode_boxes, encode_boxes
 from retinanet.model.matching import assign_targets
 from retinanet.model.retinanet import HeadOutputs
 
@@ -20,6 +21,7 @@ def detection_loss(
     targets: Sequence[Mapping[str, Tensor]],
     *,
     focal_form: str = "auto",
+    box_loss: str = "l1",
 ) -> dict[str, Tensor]:
     """Return the losses of N images: float32 scalars `classification` and `bbox_regression`.
 
@@ -27,7 +29,7 @@ def detection_loss(
     [M, 4] xyxy pixels of the network's input and `labels` int64 [M] in 0 … K-1; M may be 0. Each
     loss is summed over an image, divided by its foreground anchors (at least 1), and averaged
     over the batch, as torchvision's and MLPerf's RetinaNet do. `focal_form`: see
-    `focal_loss`. Computed in float32, under autocast too.
+    `focal_loss`. `box_loss`: l1 or giou. Computed in float32, under autocast too.
     """
     assert len(targets) == len(outputs.cls_logits[0]), f"{len(targets)} targets"
     device_type = outputs.cls_logits[0].device.type
@@ -41,7 +43,7 @@ def detection_loss(
             form=focal_form,
         )
         bbox_regression = [
-            l1_box_loss_sum(deltas, classes, boxes, anchors=level_anchors)
+            box_loss_sum(deltas, classes, boxes, anchors=level_anchors, kind=box_loss)
             for deltas, classes, boxes, level_anchors in zip(
                 outputs.bbox_regression, assignment.classes, assignment.boxes, anchors, strict=True
             )
@@ -52,18 +54,26 @@ def detection_loss(
         }
 
 
-def l1_box_loss_sum(deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: Tensor) -> Tensor:
-    """Return |predicted - target| deltas, summed for each image: float32 [N].
+def box_loss_sum(
+    deltas: Tensor, classes: Tensor, boxes: Tensor, *, anchors: Tensor, kind: str = "l1"
+) -> Tensor:
+    """Return the loss of the foreground anchors' boxes, summed for each image: float32 [N].
+
+    l1: |predicted - target| deltas; giou: 1 - GIoU of predicted and true boxes (Rezatofighi et
+    al., 2019).
 
     `deltas` [N, A, 4] of any floating type (dx, dy, dw, dh); `classes` int64 [N, A], negative
     where an anchor is not foreground; `boxes` [F, 4] xyxy pixels, the boxes of the F foreground
     anchors in the order of `(classes >= 0).nonzero()`; `anchors` [A, 4] xyxy pixels. As
-    torchvision's RetinaNetRegressionHead with its default "l1".
+    torchvision's RetinaNetRegressionHead.
     """
     image, anchor = (classes >= 0).nonzero(as_tuple=True)
     assert len(boxes) == len(image), f"{len(boxes)} boxes for {len(image)} foreground anchors"
-    target_deltas = encode_boxes(boxes.float(), anchors[anchor])
-    difference = (deltas[image, anchor].float() - target_deltas).abs().sum(dim=1)
+    predicted, true = deltas[image, anchor].float(), boxes.float()
+    if kind == "giou":
+        difference = generalized_box_iou_loss(decode_boxes(predicted, anchors[anchor]), true)
+    else:
+        difference = (predicted - encode_boxes(true, anchors[anchor])).abs().sum(dim=1)
     zeros = torch.zeros(len(deltas), dtype=torch.float32, device=deltas.device)
     # An image without foreground anchors has no rows here, and a loss of 0.
     return zeros.index_add(0, image, difference)

@@ -1,28 +1,17 @@
-"""ResNeXt50-32x4d without its classifier: returns C3, C4 and C5 of an image."""
+"""A network of torchvision's without its classifier: returns C3, C4 and C5 of an image."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import Self
 
 from torch import Tensor, nn
-from torchvision.models import resnext50_32x4d
-from torchvision.models.resnet import ResNet
+from torchvision.models import get_model
 from torchvision.ops import FrozenBatchNorm2d
 
 from common.errors import InputError
 
-
-class Backbone(NamedTuple):
-    """A network of torchvision whose layers consist of `Bottleneck` blocks."""
-
-    network: Callable[..., ResNet]
-    channels: list[int]  # Of C3 to C5
-
-
-BACKBONES = {"resnext50_32x4d": Backbone(resnext50_32x4d, [512, 1024, 2048])}
-"""By torchvision's name."""
-BACKBONE = "resnext50_32x4d"
-"""The one that models have."""
+CHANNELS = [512, 1024, 2048]
+"""Of C3 to C5, in all of torchvision's networks with `Bottleneck` blocks."""
 NORMS: dict[str, type[nn.Module]] = {"frozen": FrozenBatchNorm2d, "batch": nn.BatchNorm2d}
 LAYERS = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 IN_DETECTOR = "backbone.body."  # Prefix of the body's names in a whole detector's
@@ -31,8 +20,8 @@ FROZEN_PREFIX_LENGTH = {5: 0, 4: 2, 3: 3, 2: 4, 1: 5, 0: 6}
 torchvision's _resnet_fpn_extractor."""
 
 
-class ResNeXtBody(nn.Module):
-    """The convolutional part of torchvision's `resnext50_32x4d`, with its parameter names.
+class Body(nn.Module):
+    """The convolutional part of torchvision's network `name`, with its parameter names.
 
     `norm`: "frozen" (FrozenBatchNorm2d: statistics and affine part are constants) or "batch".
     `trainable_layers`, 0 to 5, counts from the end: layer4, layer3, layer2, layer1, the stem. The
@@ -40,21 +29,22 @@ class ResNeXtBody(nn.Module):
     layer whose statistics moved would not be frozen. Weights are random.
     """
 
-    def __init__(self, *, norm: str, trainable_layers: int) -> None:
+    def __init__(self, name: str, *, norm: str, trainable_layers: int) -> None:
         """Raises InputError for an unknown `norm` or a `trainable_layers` outside 0 to 5."""
         super().__init__()
         if norm not in NORMS:
             raise InputError(f"model.norm: expected one of {', '.join(NORMS)}, got {norm!r}")
         if trainable_layers not in FROZEN_PREFIX_LENGTH:
             raise InputError(f"model.trainable_layers: expected 0 to 5, got {trainable_layers}")
-        network = BACKBONES[BACKBONE].network(weights=None, norm_layer=NORMS[norm])
+        self.name = name
+        network = get_model(name, weights=None, norm_layer=NORMS[norm])
         self.conv1, self.bn1 = network.conv1, network.bn1
         self.relu, self.maxpool = network.relu, network.maxpool
         self.layer1, self.layer2 = network.layer1, network.layer2
         self.layer3, self.layer4 = network.layer3, network.layer4
         self.frozen_layers = LAYERS[: FROZEN_PREFIX_LENGTH[trainable_layers]]
-        for name in self.frozen_layers:
-            self.get_submodule(name).requires_grad_(requires_grad=False)
+        for layer in self.frozen_layers:
+            self.get_submodule(layer).requires_grad_(requires_grad=False)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as nn.Module does, but leave frozen layers in eval mode."""
@@ -72,12 +62,12 @@ class ResNeXtBody(nn.Module):
 
 
 def load_pretrained_backbone(
-    body: ResNeXtBody, state_dict: Mapping[str, Tensor], *, source: str = "backbone weights"
+    body: Body, state_dict: Mapping[str, Tensor], *, source: str = "backbone weights"
 ) -> None:
     """Copy weights into `body`, all of them or none.
 
-    `state_dict` is a classifier's, with torchvision's names for resnext50_32x4d (`conv1.weight` …
-    `fc.weight`; `fc` is left out), or a detector's, of which the `backbone.body.` part is taken.
+    `state_dict` is a classifier's, with torchvision's names (`conv1.weight` … `fc.weight`; `fc` is
+    left out), or a detector's, of which the `backbone.body.` part is taken.
     Counters of batch norms (`num_batches_tracked`) may be there or not. `source` names the file
     in messages. Raises InputError naming the first key that is missing, not known, or misshapen.
     """
@@ -89,7 +79,7 @@ def load_pretrained_backbone(
     given = {k: v for k, v in given.items() if not k.endswith("num_batches_tracked")}
     expected = body.state_dict()
     expected = {k: v for k, v in expected.items() if not k.endswith("num_batches_tracked")}
-    fix = f"use weights of torchvision's {BACKBONE}"
+    fix = f"use weights of torchvision's {body.name}, or set model.backbone"
     for key in expected:
         if key not in given:
             raise InputError(f"{source}: key {key} is missing; {fix}")

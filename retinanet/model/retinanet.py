@@ -1,4 +1,4 @@
-"""RetinaNet-ResNeXt50: images in, class logits and box deltas of every anchor out.
+"""RetinaNet: images in, class logits and box deltas of every anchor out.
 
 The backbone's feature pyramid has the levels P3 to P7; two towers with shared weights run on every
 level. Parameter names of older checkpoints are turned into today's.
@@ -7,7 +7,7 @@ level. Parameter names of older checkpoints are turned into today's.
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from retinanet.config_types import DEFAULT_ARCHITECTURE, Architecture
 from retinanet.model.anchors import ANCHORS_PER_LOCATION, anchors_for
-from retinanet.model.backbone import BACKBONE, BACKBONES, ResNeXtBody
+from retinanet.model.backbone import CHANNELS, Body
 
 
 class HeadOutputs(NamedTuple):
@@ -28,6 +29,23 @@ class HeadOutputs(NamedTuple):
     feature_sizes: list[tuple[int, int]]  # (H, W) of each level
 
 
+class Variant(NamedTuple):
+    """What differs between the two RetinaNets of torchvision."""
+
+    p6_input: int  # Channels of what P6 is made from: P5 or C5
+    norm_groups: int | None  # Of the group norms after the convolutions of the heads' towers
+    box_loss: Literal["l1", "giou"]
+
+
+PYRAMID_CHANNELS = 256
+VARIANTS = {
+    "v1": Variant(p6_input=PYRAMID_CHANNELS, norm_groups=None, box_loss="l1"),
+    "v2": Variant(p6_input=CHANNELS[-1], norm_groups=32, box_loss="giou"),
+}
+"""v1 is that of MLPerf's reference and of `retinanet_resnet50_fpn`; v2 `retinanet_resnet50_fpn_v2`,
+which follows Zhang et al., "Bridging the Gap Between Anchor-based and Anchor-free Detection"."""
+
+
 ORIENTATIONS = 2  # An input that is a rectangle is turned for images of the other orientation
 
 
@@ -36,21 +54,33 @@ class RetinaNet(nn.Module):
 
     `num_classes` counts the outputs K of every anchor; there is none for background beyond what
     the label numbering brings. `norm` ("frozen" or "batch") and `trainable_layers` (0 to 5) are
-    the backbone's, see ResNeXtBody. Loss and post-processing are functions beside the model.
+    the backbone's, see `Body`; `architecture` names it and the variant. Loss and post-processing
+    are functions beside the model.
 
-    Names in `state_dict` are those of `torchvision.models.detection.RetinaNet` with a
-    resnext50_32x4d FPN backbone. `load_state_dict` also takes torchvision's older spellings, the
+    Names in `state_dict` are those of `torchvision.models.detection.RetinaNet` with an FPN
+    backbone. `load_state_dict` also takes torchvision's older spellings, the
     prefix `module.`, and checkpoints of the other `norm`.
     """
 
     def __init__(
-        self, *, num_classes: int, norm: str = "frozen", trainable_layers: int = 3
+        self,
+        *,
+        num_classes: int,
+        norm: str = "frozen",
+        trainable_layers: int = 3,
+        architecture: Architecture = DEFAULT_ARCHITECTURE,
     ) -> None:
         """Raises InputError for an unknown `norm` or a `trainable_layers` outside 0 to 5."""
         super().__init__()
-        self.backbone = BackboneWithFPN(norm=norm, trainable_layers=trainable_layers)
+        self.architecture = architecture
+        self.variant = VARIANTS[architecture.variant]
+        body = Body(architecture.backbone, norm=norm, trainable_layers=trainable_layers)
+        self.backbone = BackboneWithFPN(body, p6_input=self.variant.p6_input)
         self.head = RetinaNetHead(
-            channels=PYRAMID_CHANNELS, num_anchors=ANCHORS_PER_LOCATION, num_classes=num_classes
+            channels=PYRAMID_CHANNELS,
+            num_anchors=ANCHORS_PER_LOCATION,
+            num_classes=num_classes,
+            norm_groups=self.variant.norm_groups,
         )
         self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
         self.register_load_state_dict_pre_hook(rename_old_keys)
@@ -90,10 +120,12 @@ LOGITS = "head.classification_head.cls_logits"
 class ClassificationHead(nn.Module):
     """Logits of every class at every anchor: [N, H * W * A, K] for each level."""
 
-    def __init__(self, *, channels: int, num_anchors: int, num_classes: int) -> None:
+    def __init__(
+        self, *, channels: int, num_anchors: int, num_classes: int, norm_groups: int | None = None
+    ) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.conv = _tower(channels)
+        self.conv = _tower(channels, norm_groups)
         self.cls_logits = _convolution(channels, num_anchors * num_classes)
         prior_logit = -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY)
         nn.init.constant_(_bias(self.cls_logits), prior_logit)
@@ -107,9 +139,9 @@ class ClassificationHead(nn.Module):
 class RegressionHead(nn.Module):
     """Box deltas of every anchor: [N, H * W * A, 4] for each level."""
 
-    def __init__(self, *, channels: int, num_anchors: int) -> None:
+    def __init__(self, *, channels: int, num_anchors: int, norm_groups: int | None = None) -> None:
         super().__init__()
-        self.conv = _tower(channels)
+        self.conv = _tower(channels, norm_groups)
         self.bbox_reg = _convolution(channels, num_anchors * 4)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
@@ -118,14 +150,21 @@ class RegressionHead(nn.Module):
 
 
 class RetinaNetHead(nn.Module):
-    """Both towers. Parameter names are those of torchvision's RetinaNetHead without norms."""
+    """Both towers. Parameter names are those of torchvision's RetinaNetHead."""
 
-    def __init__(self, *, channels: int, num_anchors: int, num_classes: int) -> None:
+    def __init__(
+        self, *, channels: int, num_anchors: int, num_classes: int, norm_groups: int | None = None
+    ) -> None:
         super().__init__()
         self.classification_head = ClassificationHead(
-            channels=channels, num_anchors=num_anchors, num_classes=num_classes
+            channels=channels,
+            num_anchors=num_anchors,
+            num_classes=num_classes,
+            norm_groups=norm_groups,
         )
-        self.regression_head = RegressionHead(channels=channels, num_anchors=num_anchors)
+        self.regression_head = RegressionHead(
+            channels=channels, num_anchors=num_anchors, norm_groups=norm_groups
+        )
 
     def forward(self, features: Sequence[Tensor]) -> HeadOutputs:
         """`features`: [N, channels, H, W] for each level."""
@@ -136,11 +175,12 @@ class RetinaNetHead(nn.Module):
         )
 
 
-def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
+def _convolution(in_channels: int, out_channels: int, *, bias: bool = True) -> nn.Conv2d:
     """Return a 3x3 convolution of the same size, weights N(0, 0.01), biases 0."""
-    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=bias)
     nn.init.normal_(convolution.weight, std=0.01)
-    nn.init.zeros_(_bias(convolution))
+    if bias:
+        nn.init.zeros_(_bias(convolution))
     return convolution
 
 
@@ -173,10 +213,15 @@ def padded_to_even(tensor: Tensor, *, dim: int) -> Tensor:
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, 1))
 
 
-def _tower(channels: int) -> nn.Sequential:
-    # A Sequential in each place gives torchvision's key `conv.0.0.weight`.
-    convolutions = (_convolution(channels, channels) for _ in range(TOWER_DEPTH))
-    return nn.Sequential(*(nn.Sequential(layer, nn.ReLU(inplace=True)) for layer in convolutions))
+def _tower(channels: int, norm_groups: int | None) -> nn.Sequential:
+    """Return convolutions and ReLUs, with group norms between them unless `norm_groups` is None."""
+    layers = []
+    for _ in range(TOWER_DEPTH):
+        convolution = _convolution(channels, channels, bias=norm_groups is None)
+        norms = [] if norm_groups is None else [nn.GroupNorm(norm_groups, channels)]
+        # A Sequential in each place gives torchvision's key `conv.0.0.weight`.
+        layers.append(nn.Sequential(convolution, *norms, nn.ReLU(inplace=True)))
+    return nn.Sequential(*layers)
 
 
 def by_anchor(maps: Tensor, values: int) -> Tensor:
@@ -184,23 +229,18 @@ def by_anchor(maps: Tensor, values: int) -> Tensor:
     return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, values)
 
 
-PYRAMID_CHANNELS = 256
-
-
 class BackboneWithFPN(nn.Module):
     """A body and its pyramid, with torchvision's parameter names `body.*` and `fpn.*`.
 
-    P6 and P7 are made from P5 by strided convolutions (torchvision's LastLevelP6P7 with 256 input
-    channels, as MLPerf's reference). Convolutions start Kaiming-uniform with a=1, biases 0.
+    P6 and P7 are made by strided convolutions (torchvision's LastLevelP6P7) from P5 or C5, which
+    have `p6_input` channels. Convolutions start Kaiming-uniform with a=1, biases 0.
     """
 
-    def __init__(self, *, norm: str, trainable_layers: int) -> None:
+    def __init__(self, body: Body, *, p6_input: int = PYRAMID_CHANNELS) -> None:
         super().__init__()
-        self.body = ResNeXtBody(norm=norm, trainable_layers=trainable_layers)
+        self.body = body
         self.fpn = FeaturePyramidNetwork(
-            BACKBONES[BACKBONE].channels,
-            PYRAMID_CHANNELS,
-            extra_blocks=LastLevelP6P7(PYRAMID_CHANNELS, PYRAMID_CHANNELS),
+            CHANNELS, PYRAMID_CHANNELS, extra_blocks=LastLevelP6P7(p6_input, PYRAMID_CHANNELS)
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:

@@ -26,6 +26,7 @@ from retinanet.config import Config
 from retinanet.config_file import configured_split, training_rules
 from retinanet.config_sections import DataConfig, ModelConfig
 from retinanet.config_types import (
+    COCO_DETECTORS,
     TORCHVISION,
     planned_groups,
     planned_split,
@@ -36,6 +37,7 @@ from retinanet.training.build import build_model, dropped_parts, starting_weight
 from retinanet.training.checkpoint import newest_valid
 from retinanet.training.data import require_no_files
 from retinanet.training.detector_weights import load_detector, match_classes, read_detector
+from retinanet.training.published import COCO, IMAGENET, cached_file, published_weights
 from retinanet.training.resume import require_same_settings
 from retinanet.training.run_folder import (
     LOCK,
@@ -301,6 +303,8 @@ def check_weights(config: Config) -> Finding:
 
 def check_detector(source: str, config: Config) -> Finding:
     """Load `model.weights` into a model, and match its classes with those of the data set."""
+    if source in COCO_DETECTORS and (missing := not_downloaded(source, COCO)):
+        return missing
     detector = read_detector(source)
     names = training_class_names(config)
     match = match_classes(detector.names if names is None else names, detector.names)
@@ -335,14 +339,9 @@ def training_class_names(config: Config) -> Sequence[str] | None:
 
 def check_backbone(settings: ModelConfig) -> Finding:
     """Load the pretrained backbone into a model, without downloading it."""
-    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
-
-    source, cache = settings.pretrained_backbone, torch.hub.get_dir()
-    file = Path(cache, "checkpoints", Path(ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url).name)
-    if source == TORCHVISION and not file.is_file():
-        detail = f"torchvision's weights are not in {cache} yet"
-        fix = "the run downloads them; without a network set model.pretrained_backbone=FILE"
-        return warning(WEIGHTS, detail, fix=fix)
+    source = settings.pretrained_backbone
+    if source == TORCHVISION and (missing := not_downloaded(settings.backbone, IMAGENET)):
+        return missing
     weights = starting_weights(settings)
     if weights is None:
         return ok(WEIGHTS, "random")
@@ -352,6 +351,18 @@ def check_backbone(settings: ModelConfig) -> Finding:
     dropped = dropped_parts(weights)
     unused = f"; a complete detector, not used: {dropped}" if dropped else ""
     return ok(WEIGHTS, f"{source}: loaded into the model{unused}")
+
+
+def not_downloaded(model: str, data: str) -> Finding | None:
+    """Return a warning if torchvision's weights of a model are not in torch's cache."""
+    file = cached_file(published_weights(model, data))
+    if file.is_file():
+        return None
+    field = "pretrained_backbone" if data == IMAGENET else "weights"
+    fix = (
+        f"the run downloads them; without a network copy the file there, or set model.{field}=FILE"
+    )
+    return warning(WEIGHTS, f"torchvision's weights are not in {file} yet", fix=fix)
 
 
 def check_ranks(config: Config, *, ranks: int) -> list[Finding]:

@@ -15,10 +15,8 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.backbone import IN_DETECTOR, load_pretrained_backbone
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.nonfinite import require_finite_tensors
-from retinanet.training.weight_files import is_imagenet_file, read_safetensors, unpickle_weights
-
-IMAGENET_FILE = "resnext50_32x4d-7cdf4587.pth"
-"""`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`; the digits are the first of its SHA-256."""
+from retinanet.training.published import IMAGENET, published_weights, read_published
+from retinanet.training.weight_files import read_safetensors, unpickle_weights
 
 
 def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
@@ -34,7 +32,7 @@ def starting_weights(settings: ModelConfig) -> dict[str, Tensor] | None:
     )
     if settings.pretrained_backbone is None:
         return None
-    weights = read_backbone_weights(settings.pretrained_backbone)
+    weights = read_backbone_weights(settings.pretrained_backbone, backbone=settings.backbone)
     file = f"model.pretrained_backbone: {settings.pretrained_backbone}"
     require_finite_tensors(weights, file=file)
     return weights
@@ -46,10 +44,13 @@ def build_model(
     """Return a RetinaNet in channels_last memory, with random weights but for the backbone's.
 
     Raises:
-        InputError: The weights are not a ResNeXt50-32x4d's.
+        InputError: The weights are another backbone's.
     """
     model = RetinaNet(
-        num_classes=num_classes, norm=settings.norm, trainable_layers=settings.trainable_layers
+        num_classes=num_classes,
+        norm=settings.norm,
+        trainable_layers=settings.trainable_layers,
+        architecture=settings.architecture,
     )
     if weights is not None:
         source = f"model.pretrained_backbone: {settings.pretrained_backbone}"
@@ -107,27 +108,27 @@ def require_trainable_start(source: str | None, *, norm: str, trainable_layers: 
     if frozen:
         raise InputError(
             f"{frozen} needs pretrained weights; set model.pretrained_backbone to a "
-            ".safetensors file of resnext50_32x4d, or to `torchvision` to download them; "
+            ".safetensors file of the backbone, or to `torchvision` to download them; "
             "or model.weights to a detector; or train from random weights with model.norm=batch "
             "model.trainable_layers=5"
         )
 
 
-def read_backbone_weights(pretrained_backbone: str) -> dict[str, Tensor]:
-    """Read the weights of a resnext50_32x4d from a .safetensors file, or `torchvision`.
+def read_backbone_weights(pretrained_backbone: str, *, backbone: str) -> dict[str, Tensor]:
+    """Read the weights of a backbone from a .safetensors file, or `torchvision`.
 
-    That means ImageNet's weights (`ResNeXt50_32X4D_Weights.IMAGENET1K_V1`, which MLPerf starts
-    from), from torch's cache or its download site.
+    That means ImageNet's weights (for the default backbone those which MLPerf starts from), from
+    torch's cache or its download site.
     """
-    if pretrained_backbone == TORCHVISION:
-        return read_torchvision_weights()
     file = Path(pretrained_backbone)
-    if not file.is_file():
+    if pretrained_backbone != TORCHVISION and not file.is_file():
         raise InputError(
             f"model.pretrained_backbone: {file} does not exist; give a .safetensors file or "
             "`torchvision`"
         )
     try:
+        if pretrained_backbone == TORCHVISION:
+            return unpickle_weights(*read_published(published_weights(backbone, IMAGENET))).tensors
         return read_safetensors(file)[0]
     except InputError as error:
         raise InputError(f"model.pretrained_backbone: {error}") from error
@@ -151,35 +152,3 @@ def notes_on_backbone(source: str | None, weights: Mapping[str, Tensor] | None) 
         f"model.pretrained_backbone: {source} is a complete detector; only its backbone is used, "
         f"dropped (number of tensors): {dropped}"
     ]
-
-
-def read_torchvision_weights() -> dict[str, Tensor]:
-    """Read ImageNet weights from torch's cache; download them if they are not there.
-
-    The file is a pickle, so its whole hash is compared before anything of it is loaded.
-    """
-    from torchvision.models import ResNeXt50_32X4D_Weights  # noqa: PLC0415
-
-    url = ResNeXt50_32X4D_Weights.IMAGENET1K_V1.url
-    file = Path(torch.hub.get_dir()) / "checkpoints" / IMAGENET_FILE
-    try:
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            digits = file.stem.rpartition("-")[2]
-            # torch compares only these first digits of the SHA-256. The whole file is checked
-            # below.
-            torch.hub.download_url_to_file(url, str(file), hash_prefix=digits)
-        # The file is read once: the bytes that are hashed are the bytes that are unpickled.
-        content = file.read_bytes()
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"model.pretrained_backbone: torchvision: {url} could not be downloaded "
-            f"({error}); download it elsewhere and copy it to {file}, or train from random weights "
-            "with model.norm=batch model.trainable_layers=5"
-        ) from error
-    if not is_imagenet_file(content):
-        raise InputError(
-            f"model.pretrained_backbone: torchvision: {file} is not the file that torchvision "
-            "publishes (its SHA-512 differs), and was not loaded; remove it to download it again"
-        )
-    return unpickle_weights(content, file).tensors

@@ -134,6 +134,7 @@ class Checkpoint:
             num_classes=classes,
             norm=self.model.norm,
             trainable_layers=self.model.trainable_layers,
+            architecture=self.model.architecture,
         )
         self._load_tensors(model, tensors)
         return model.to(memory_format=torch.channels_last)

@@ -117,6 +117,7 @@ class RunComponents:
             num_classes=classes.num_classes,
             norm=config.model.norm,
             trainable_layers=config.model.trainable_layers,
+            **config.model.architecture._asdict(),
             image_size=config.data.image_size,
             resize=config.data.resize,
             precision=config.engine.precision,

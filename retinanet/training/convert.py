@@ -21,14 +21,26 @@ from data.coco_json import category_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
 from retinanet.config_file import config_from_tree
-from retinanet.config_types import STATE_FILE
+from retinanet.config_types import (
+    COCO_DETECTORS,
+    DEFAULT_ARCHITECTURE,
+    STATE_FILE,
+    Architecture,
+)
 from retinanet.training.checkpoint import Contents, file_digest, write_checkpoint
 from retinanet.training.detector_weights import (
+    BACKGROUND,
+    COCO_FILES,
+    architecture_of,
+    coco_names,
     count_outputs,
     detector_tensors,
+    epsilon_of,
     read_named_tensors,
+    with_common_epsilon,
 )
 from retinanet.training.progress import START
+from retinanet.training.published import COCO, published_weights, read_published
 from retinanet.training.train_state import (
     MODEL_FILE,
     ModelDescription,
@@ -50,11 +62,11 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
     if out.suffix != ".safetensors":
         raise InputError(f"--out: {out}: expected a name that ends in .safetensors")
     require_free_outputs([out], overwrite=overwrite)
-    content, is_known = read_trusted(file, trust=trust)
+    content, published = read_trusted(file, trust=trust)
     weights = unpickle_weights(content, file)
     written = save(weights.tensors, metadata={"format": "pt"})
     write_atomically(out, written)
-    print("\n".join(describe_weights(file, content, weights, is_known=is_known)))
+    print("\n".join(describe_weights(file, content, weights, published=published)))
     digest = hashlib.sha256(written).hexdigest()
     print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")
     return FINISHED
@@ -69,32 +81,43 @@ NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
 def convert_detector(
     *,
     detector: Path,
-    classes: Path,
+    classes: Path | None = None,
     out: Path,
     image_size: int = IMAGE_SIZE,
-    resize: Resize = "square",
+    resize: Resize | None = None,
+    norm_epsilon: float | None = None,
     trust: bool,
     overwrite: bool,
 ) -> int:
     """Write a checkpoint without an optimizer's state.
 
     `evaluate`, `predict`, `export` and `model.weights` take it. `detector` is torch's file of a
-    RetinaNet-ResNeXt50: a state_dict, alone or under `model` or `state_dict`, as the scripts of
-    torchvision and of MLPerf's reference save it; or a .safetensors file. For `classes` see
-    `read_class_map`. `image_size` is the side of the square that images are resized to [pixels],
-    in the way of `resize`, see `data.resize`. `overwrite` permits to replace a checkpoint that was
-    converted to the folder `out` earlier.
+    RetinaNet: a state_dict, alone or under `model` or `state_dict`, as the scripts of torchvision
+    and of MLPerf's reference save it; or a .safetensors file; or a name in `COCO_DETECTORS`. For
+    `classes` see `read_class_map`; torchvision's own detectors need none. `image_size` is the side
+    of the square that images are resized to [pixels], in the way of `resize`, see `data.resize`;
+    None: square, or letterbox for torchvision's own. `norm_epsilon` is what its norms add to the
+    variances; None: `epsilon_of`. `overwrite` permits to replace what was converted earlier.
 
     Raises:
         InputError: The file is not trusted, cannot be read or holds another model, the classes do
             not fit it, or `out` exists or cannot be written.
     """
     require_free_folder(out, overwrite=overwrite)
-    require_no_input([out / MODEL_FILE, out / STATE_FILE], [detector, classes])
-    given, lines = read_detector_file(detector, trust=trust)
-    tensors = detector_tensors(given, source=str(detector))
-    class_map = read_class_map(classes, outputs=count_outputs(tensors))
-    state = converted_state(class_map, image_size=image_size, resize=resize)
+    inputs = [detector] if classes is None else [detector, classes]
+    require_no_input([out / MODEL_FILE, out / STATE_FILE], inputs)
+    given, lines, published = read_detector_file(detector, trust=trust)
+    epsilon = epsilon_of(published) if norm_epsilon is None else norm_epsilon
+    tensors = detector_tensors(with_common_epsilon(given, epsilon), source=str(detector))
+    if classes is not None:
+        class_map = read_class_map(classes, outputs=count_outputs(tensors))
+    elif published in COCO_FILES and count_outputs(tensors) == len(names := coco_names()):
+        class_map = ClassMap.by_category_id(np.arange(len(names)), names, len(names))
+    else:
+        raise InputError("command line: --detector: needs --classes FILE")
+    resize = resize or ("letterbox" if published in COCO_FILES else "square")
+    architecture = architecture_of(tensors)
+    state = converted_state(class_map, architecture, image_size=image_size, resize=resize)
     with or_refused(out, advice="set --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
@@ -108,17 +131,23 @@ def convert_detector(
     return FINISHED
 
 
-def read_detector_file(file: Path, *, trust: bool) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a detector's tensors, and lines about what was read and what was dropped.
+def read_detector_file(
+    file: Path, *, trust: bool
+) -> tuple[dict[str, Tensor], list[str], str | None]:
+    """Return a detector's tensors, lines about what was read, and the name of torchvision's file.
 
     Raises:
         InputError: The file is a pickle that is not trusted, or cannot be read.
     """
     if file.suffix == ".safetensors":
-        return read_named_tensors(file)[0], [f"{file}: safetensors, sha256 {file_digest(file)}"]
-    content, is_known = read_trusted(file, trust=trust)
+        tensors, _ = read_named_tensors(file)
+        return tensors, [f"{file}: safetensors, sha256 {file_digest(file)}"], None
+    if str(file) in COCO_DETECTORS:
+        _, file = read_published(published_weights(str(file), COCO))
+    content, published = read_trusted(file, trust=trust)
     weights = unpickle_weights(content, file)
-    return weights.tensors, describe_weights(file, content, weights, is_known=is_known)
+    lines = describe_weights(file, content, weights, published=published)
+    return weights.tensors, lines, published
 
 
 def require_free_folder(out: Path, *, overwrite: bool) -> None:
@@ -137,11 +166,21 @@ def require_free_folder(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out}: is not a converted detector and is not replaced; set --out")
 
 
-def converted_state(class_map: ClassMap, *, image_size: ImageSize, resize: Resize) -> State:
+def converted_state(
+    class_map: ClassMap,
+    architecture: Architecture = DEFAULT_ARCHITECTURE,
+    *,
+    image_size: ImageSize,
+    resize: Resize,
+) -> State:
     """Return the state of a checkpoint that no run of this program has written."""
     settings = {
         "run": {"name": "converted"},
-        "model": {"norm": NORM, "trainable_layers": TRAINABLE_LAYERS},
+        "model": {
+            "norm": NORM,
+            "trainable_layers": TRAINABLE_LAYERS,
+            **architecture._asdict(),
+        },
         "data": {"image_size": image_size, "resize": resize},
         "engine": {"precision": PRECISION},
     }
@@ -154,6 +193,7 @@ def converted_state(class_map: ClassMap, *, image_size: ImageSize, resize: Resiz
             resize=resize,
             precision=PRECISION,
             classes=class_map.to_json(),
+            **architecture._asdict(),
         ),
         position=START,
         setup={"ranks": 1},
@@ -164,8 +204,6 @@ def converted_state(class_map: ClassMap, *, image_size: ImageSize, resize: Resiz
 
 
 MOST_BYTES = 16 << 20  # A larger file is read as annotations, in parts
-BACKGROUND = "__background__"
-"""The name of output 0 in torchvision's lists: its labels begin at 1, and no box has this class."""
 
 
 def read_class_map(file: Path, *, outputs: int) -> ClassMap:

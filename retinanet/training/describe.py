@@ -29,7 +29,7 @@ def describe_run(run: RunComponents, *, step: int, ways: Mapping[str, object]) -
         "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
         f"{run.description.num_classes} class indices",
         "images": run.loading.describe(),
-        "model": f"RetinaNet-ResNeXt50, {trained / 1e6:.1f} million trainable "
+        "model": f"{run.description.architecture.title}, {trained / 1e6:.1f} million trainable "
         f"parameters, {run.description.norm} norms",
         "steps": f"{run.plan.total_steps} of {ranks}{training.batch_size} × "
         f"{training.gradient_accumulation} images, {shown_size(size)} pixels, "

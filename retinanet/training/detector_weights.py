@@ -5,12 +5,15 @@ taken as it is. That layer has nine rows per class, one for each anchor. The row
 the detector knows by name are taken; the others keep the values of a fresh model.
 """
 
+import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -18,18 +21,28 @@ from torch import Tensor
 from common.errors import InputError, printable, require_few_classes
 from common.wording import listed
 from data.annotations import UNNAMED, ClassMap
-from retinanet.config_types import STATE_FILE
+from retinanet.config_types import (
+    BEST_COCO_DETECTOR,
+    COCO_DETECTORS,
+    STATE_FILE,
+    Architecture,
+    BackboneName,
+    VariantName,
+)
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
 from retinanet.model.retinanet import LOGITS, RetinaNet
 from retinanet.training.checkpoint import file_digest, read_checkpoint
+from retinanet.training.published import COCO, published_weights, read_published
 from retinanet.training.train_state import MODEL_FILE
-from retinanet.training.weight_files import current_names, read_safetensors
+from retinanet.training.weight_files import current_names, read_safetensors, unpickle_weights
 
+BACKGROUND = "__background__"
+"""The name of output 0 in torchvision's lists: its labels begin at 1, and no box has this class."""
 CLASS_NAMES = "classes"  # Key of a .safetensors file's metadata: the outputs' names, a JSON list
 
 
 def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
-    """Return the tensors of a RetinaNet-ResNeXt50 in float32, without counters of batch norms.
+    """Return the tensors of a RetinaNet in float32, without counters of batch norms.
 
     Raises:
         InputError: They are another network's; the message begins with `source`.
@@ -45,26 +58,53 @@ def detector_tensors(given: Mapping[str, Tensor], *, source: str) -> dict[str, T
             "convert without --detector)"
         )
     require_few_classes(f"{source}: {LOGITS}.weight", count_outputs(tensors))
-    # Only names and shapes are needed. The meta device allocates no memory for values.
-    with torch.device("meta"):
-        # At least one class, since a model needs one. A wrong number of rows is reported below.
-        model = RetinaNet(num_classes=max(1, count_outputs(tensors)), norm="frozen")
-    expected = model.state_dict()
-    advice = "expected a resnext50_32x4d with a pyramid of P3 to P7 and 9 anchors per location"
+    architecture = architecture_of(tensors)
+    expected = expected_shapes(architecture, count_outputs(tensors))
+    names = ", ".join(get_args(BackboneName))
+    advice = f"expected one of {names} with a pyramid of P3 to P7 and 9 anchors per location"
     for key in (*expected, *tensors):
         wrong = ""
         if key not in tensors:
             wrong = "is missing"
         elif key not in expected:
             wrong = "is not known"
-        elif tensors[key].shape != expected[key].shape:
-            shapes = list(tensors[key].shape), list(expected[key].shape)
+        elif tensors[key].shape != expected[key]:
+            shapes = list(tensors[key].shape), list(expected[key])
             wrong = f"has shape {shapes[0]} instead of {shapes[1]}"
         elif not tensors[key].is_floating_point() or not tensors[key].isfinite().all():
             wrong = "holds values that are not finite numbers"
         if wrong:
-            raise InputError(f"{source}: is not a RetinaNet-ResNeXt50: {key} {wrong}; {advice}")
+            raise InputError(
+                f"{source}: is not a RetinaNet on {architecture.backbone}: {key} {wrong}; {advice}"
+            )
     return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
+
+
+def architecture_of(tensors: Mapping[str, Tensor]) -> Architecture:
+    """Return the architecture that has most of these names and shapes."""
+    outputs = count_outputs(tensors)
+    given = {
+        (name, tensor.shape)
+        for name, tensor in tensors.items()
+        if not name.endswith("num_batches_tracked")
+    }
+    differences = {}
+    for pair in product(get_args(BackboneName), get_args(VariantName)):
+        architecture = Architecture(*pair)
+        differences[architecture] = len(given ^ expected_shapes(architecture, outputs).items())
+        if not differences[architecture]:  # each further one takes 0.1 seconds
+            break
+    return min(differences, key=differences.__getitem__)
+
+
+@functools.cache
+def expected_shapes(architecture: Architecture, outputs: int) -> dict[str, torch.Size]:
+    """Return the shape of each tensor of a detector with so many outputs per anchor."""
+    # The meta device allocates no memory for values.
+    with torch.device("meta"):
+        # At least one class, since a model needs one. A wrong number of rows is reported.
+        model = RetinaNet(num_classes=max(1, outputs), architecture=architecture)
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def count_outputs(tensors: Mapping[str, Tensor]) -> int:
@@ -83,12 +123,18 @@ class SourceDetector:
     step: int | None = None  # Steps of its training; None if it is not known
     map: float | None = None  # mAP of these weights; None if it is not known
 
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture of the tensors."""
+        return architecture_of(self.tensors)
+
 
 def read_detector(source: str) -> SourceDetector:
     """Read the detector that `model.weights` names.
 
     It is the folder of a run (its best checkpoint, else its newest) or of a checkpoint, a file in
-    it, or a .safetensors file that names its classes, as `retinanet export` writes it.
+    it, a .safetensors file that names its classes, as `retinanet export` writes it, or the name of
+    torchvision's function.
 
     Raises:
         InputError: It is missing or damaged, has another architecture, or no class names.
@@ -96,11 +142,55 @@ def read_detector(source: str) -> SourceDetector:
     path = Path(source)
     is_checkpoints_file = path.name == MODEL_FILE and (path.parent / STATE_FILE).is_file()
     try:
+        if source in COCO_DETECTORS:
+            return read_coco_detector(source)
         if path.is_file() and not is_checkpoints_file:
             return read_weights_file(path)
         return read_checkpointed_detector(path)
     except InputError as error:
         raise InputError(f"model.weights: {error}") from error
+
+
+def read_coco_detector(name: str) -> SourceDetector:
+    """Read torchvision's detector of a name in `COCO_DETECTORS`; raise InputError as above."""
+    weights = published_weights(name, COCO)
+    content, file = read_published(weights)
+    given = with_common_epsilon(unpickle_weights(content, file).tensors, epsilon_of(file.name))
+    return SourceDetector(
+        file=file,
+        names=coco_names(),
+        tensors=detector_tensors(given, source=str(file)),
+        sha256=hashlib.sha256(content).hexdigest(),
+        map=weights.meta["_metrics"]["COCO-val2017"]["box_map"] / 100,
+    )
+
+
+def coco_names() -> tuple[str, ...]:
+    """Return the classes of the 91 outputs of `COCO_DETECTORS`."""
+    names = published_weights(BEST_COCO_DETECTOR, COCO).meta["categories"]
+    return tuple(UNNAMED if name == BACKGROUND else name for name in names)
+
+
+WITHOUT_EPSILON = "retinanet_resnet50_fpn_coco-eeacb38b.pth"
+"""torchvision's file whose norms add nothing to the variances; all others add `EPSILON`."""
+COCO_FILES = (WITHOUT_EPSILON, "retinanet_resnet50_fpn_v2_coco-5905b1c5.pth")
+EPSILON = 1e-5
+
+
+def epsilon_of(published: str | None) -> float:
+    """Return what the norms add to the variances, by the name of torchvision's file."""
+    return 0.0 if published == WITHOUT_EPSILON else EPSILON
+
+
+def with_common_epsilon(tensors: Mapping[str, Tensor], epsilon: float) -> dict[str, Tensor]:
+    """Return weights for norms that add `EPSILON` to the variances, instead of `epsilon`."""
+    adapted = dict(tensors)
+    for name, variance in tensors.items() if epsilon != EPSILON else ():
+        scale = name.replace("running_var", "weight")
+        # Not yet checked: the file may have anything.
+        if scale != name and scale in tensors and tensors[scale].shape == variance.shape:
+            adapted[scale] = tensors[scale] * ((variance + EPSILON) / (variance + epsilon)).sqrt()
+    return adapted
 
 
 def read_checkpointed_detector(path: Path) -> SourceDetector:
@@ -308,7 +398,15 @@ def load_detector(model: RetinaNet, detector: SourceDetector, match: ClassMatch)
     """Copy a detector's weights into a fresh model; classes that it lacks keep the fresh rows.
 
     The norms, frozen or trained, get the detector's statistics.
+
+    Raises:
+        InputError: The model has another architecture.
     """
+    if detector.architecture != model.architecture:
+        raise InputError(
+            f"model.weights: {detector.file}: needs {detector.architecture}, but the configuration "
+            f"has {model.architecture}"
+        )
     fresh = model.state_dict()
     tensors = dict(detector.tensors)
     known = [label for label, output in enumerate(match.outputs) if output is not None]

@@ -273,7 +273,13 @@ def batch_losses(
     with profiler.phase("loss"):
         height, width = images.shape[-2:]
         anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
-        return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
+        return detection_loss(
+            outputs,
+            anchors,
+            batch.targets,
+            focal_form=focal_form,
+            box_loss=prepared.model.variant.box_loss,
+        )
 
 
 def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from common.errors import InputError
 from common.machine import processor_name
 from retinanet.config import SECTIONS, Config, config_to_tree, resume_marks
-from retinanet.config_types import DEFAULT_BETA1, Resume, resolve_beta1
+from retinanet.config_types import DEFAULT_ARCHITECTURE, DEFAULT_BETA1, Resume, resolve_beta1
 from retinanet.training.checkpoint import Checkpoint, newest_valid
 from retinanet.training.run_folder import RunFolder
 from retinanet.training.schedule import Ending
@@ -180,7 +180,8 @@ def recorded_field(tree: dict[str, Any], name: str) -> Any:
     if not isinstance(values, dict) or field in values:
         return get_field(tree, name)
     defaults = {field.name: field.default for field in dataclasses.fields(SECTIONS[section])}
-    return defaults.get(field)
+    # The default of a part of the architecture, `auto`, is not what a model has.
+    return DEFAULT_ARCHITECTURE._asdict().get(field, defaults.get(field))
 
 
 def get_field(tree: dict[str, Any], name: str) -> Any:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import pydantic.dataclasses
@@ -24,7 +24,13 @@ from common.errors import MOST_CLASSES, InputError
 from common.files import read_json_object
 from common.stored import first_fault
 from data.annotations import ClassMap, Resize, shown
-from retinanet.config_types import STATE_FILE
+from retinanet.config_types import (
+    DEFAULT_ARCHITECTURE,
+    STATE_FILE,
+    Architecture,
+    BackboneName,
+    VariantName,
+)
 from retinanet.training.progress import STRICT, Count, Progress
 
 FORMAT = 2  # Raised when a reader of an older format could go wrong
@@ -41,6 +47,8 @@ RANDOM_GENERATORS = {"python", "numpy", "torch"}  # The keys of `random_states`
 DESCRIBED_FIELDS = {
     "norm": ("model", "norm"),
     "trainable_layers": ("model", "trainable_layers"),
+    "backbone": ("model", "backbone"),
+    "variant": ("model", "variant"),
     "image_size": ("data", "image_size"),
     "resize": ("data", "resize"),
     "precision": ("engine", "precision"),
@@ -173,8 +181,20 @@ class ModelDescription:
     image_size: StoredSide | tuple[StoredSide, StoredSide]
     """Side of the square, or height and width of the rectangle, that images are resized to."""
     precision: Annotated[str, Field(pattern="^(bf16|float32)$")]
-    resize: Resize = "square"  # Older checkpoints do not have it
+    # Older checkpoints do not have these.
+    resize: Resize = "square"
+    backbone: Annotated[str, Field(pattern=f"^({'|'.join(get_args(BackboneName))})$")] = (
+        DEFAULT_ARCHITECTURE.backbone
+    )
+    variant: Annotated[str, Field(pattern=f"^({'|'.join(get_args(VariantName))})$")] = (
+        DEFAULT_ARCHITECTURE.variant
+    )
     classes: dict[str, Any]  # `ClassMap.to_json`: class indices, category ids and names
+
+    @property
+    def architecture(self) -> Architecture:
+        """Backbone and variant."""
+        return Architecture(self.backbone, self.variant)
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)

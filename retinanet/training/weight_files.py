@@ -3,7 +3,7 @@
 Torch's files are pickles: programs that build objects. `weights_only=True` lets such a program
 build tensors and plain containers only, but torch before 2.10 has a known hole (CVE-2026-24747): a
 file made for it can corrupt memory and so run code. So such files are read here alone, for
-`retinanet convert` and for the one file of torchvision's that is known by its hash.
+`retinanet convert` and for the files of torchvision's that are known by their hashes.
 """
 
 import argparse
@@ -27,13 +27,8 @@ from common.files import or_unreadable, read_bytes
 from common.wording import listed
 from retinanet.config_types import STATE_FILE
 from retinanet.model.retinanet import current_key
+from retinanet.training.published import published_name
 
-IMAGENET_SHA512 = (
-    "15c9f0bc1c8d64750712f86ffaded3b0bc6a87e77a395dcda3013d8af65b7ebf"
-    "3ca1c24dd3aae60c0d83e510b4d27731f0526b6f9392c0a85ffc18e5fecd8a13"
-)
-"""The whole file's, as MLPerf's reference checks it: single_stage_detector's download_backbone.sh.
-It comes from another source than the digits in the name."""
 AVERAGES = ("model_ema", "ema_model", "ema", "state_dict_ema", "ema_state_dict")
 """Keys of a moving average of the weights: torchvision's, and those of other trainers."""
 WRAPPINGS = ("model", "state_dict", "model_state_dict", *AVERAGES)
@@ -93,13 +88,8 @@ class PickledWeights:
     wrapping: str = ""  # The key of the state_dict
 
 
-def is_imagenet_file(content: bytes) -> bool:
-    """Return whether these are the bytes of torchvision's own file."""
-    return hashlib.sha512(content).hexdigest() == IMAGENET_SHA512
-
-
-def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
-    """Return a file's bytes, and whether they are torchvision's, which need no `--trust`.
+def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, str | None]:
+    """Return a file's bytes, and its name if it is torchvision's, which needs no `--trust`.
 
     Raises:
         InputError: It cannot be read, or is not trusted.
@@ -108,14 +98,14 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, bool]:
         raise InputError(f"{file}: {problem_of_folder(file)}")
     with or_unreadable(file):
         content = read_bytes(file, most_bytes=MOST_BYTES)
-    is_known = is_imagenet_file(content)
-    if not trust and not is_known:
+    published = published_name(content)
+    if not trust and not published:
         raise InputError(
             f"{file}: is a pickle, which can run code when it is loaded: torch's weights_only=True "
             "has a known vulnerability before torch 2.10 (CVE-2026-24747); nothing was read; if "
             "you trust the author of the file, give --trust"
         )
-    return content, is_known
+    return content, published
 
 
 def problem_of_folder(folder: Path) -> str:
@@ -296,10 +286,12 @@ def not_weights(what: str) -> str:
 
 
 def describe_weights(
-    file: Path, content: bytes, weights: PickledWeights, *, is_known: bool
+    file: Path, content: bytes, weights: PickledWeights, *, published: str | None
 ) -> list[str]:
     """Return lines about what was read and what was dropped."""
-    origin = "torchvision's, by its SHA-512" if is_known else "unpickled, because of --trust"
+    origin = (
+        f"torchvision's {published}, by its hash" if published else "unpickled, because of --trust"
+    )
     digest = hashlib.sha256(content).hexdigest()
     lines = [f"{file}: {len(content):,} bytes, sha256 {digest}, {origin}"]
     if weights.wrapping in AVERAGES:

@@ -46,7 +46,6 @@ PLACEHOLDER = re.compile(r"[A-Z…<$]|^$")
 REFUSED = (
     "distributed.timeout_s=1e300",
     "model.pretrained_backbone=backbone.pth",
-    "model.weights=torchvision",
 )
 """Values that the pages show as mistakes."""
 

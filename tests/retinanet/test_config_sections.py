@@ -81,7 +81,7 @@ def test_backbone_that_would_be_unpickled_is_refused(file: str) -> None:
 @pytest.mark.parametrize(
     ("value", "parts"),
     [
-        ("torchvision", ("only with a ResNet50", "model.pretrained_backbone=torchvision")),
+        ("torchvision", ("model.pretrained_backbone=null",)),
         ("model_10.pth", ("convert --detector FILE.pth --classes FILE.json --out DIR",)),
         ("a.safetensors.bin", ("convert --detector",)),
         ("runs/a/detector.onnx", ("give the checkpoint",)),
@@ -97,6 +97,51 @@ def test_start_that_is_no_detector_is_refused(value: str, parts: tuple[str, ...]
 def test_detector_replaces_the_backbone_of_a_shipped_configuration() -> None:
     changes = ["model.weights=runs/a", "model.pretrained_backbone=null"]
     assert load_config("coco.yaml", changes).model.weights == "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("settings", "architecture"),
+    [
+        ([], ("resnext50_32x4d", "v1")),
+        (["weights=runs/a"], ("resnext50_32x4d", "v1")),
+        (["weights=retinanet_resnet50_fpn"], ("resnet50", "v1")),
+        (["weights=retinanet_resnet50_fpn_v2"], ("resnet50", "v2")),
+        (["weights=torchvision"], ("resnet50", "v2")),
+        (["weights=torchvision", "backbone=resnet50", "variant=v2"], ("resnet50", "v2")),
+        (["backbone=resnet101"], ("resnet101", "v1")),
+        (["backbone=resnet101", "variant=v2"], ("resnet101", "v2")),
+    ],
+)
+def test_architecture_is_that_of_torchvisions_detector_unless_it_is_set(
+    settings: list[str], architecture: tuple[str, str]
+) -> None:
+    model = load_config("demo", [f"model.{setting}" for setting in settings]).model
+    assert (model.backbone, model.variant) == architecture == tuple(model.architecture)
+
+
+@pytest.mark.parametrize(
+    ("setting", "needed"), [("backbone=resnet101", "resnet50"), ("variant=v1", "v2")]
+)
+def test_architecture_that_contradicts_torchvisions_detector_is_refused(
+    setting: str, needed: str
+) -> None:
+    message = config_error(f"model.{setting}", "model.weights=torchvision")
+    assert message.startswith(f"command line: model.{setting.partition('=')[0]}: ")
+    assert f"has {needed}" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("backbone=resnet50", "model.backbone is resnext50_32x4d, not resnet50"),
+        ("variant=v2", "model.variant is v1, not v2"),
+    ],
+)
+def test_closed_division_has_the_reference_architecture(setting: str, rule: str) -> None:
+    closed = "mlperf.division=closed"
+    assert load_config("openimages.yaml", [closed]).model.backbone == "resnext50_32x4d"
+    message = config_error(f"model.{setting}", closed, config="openimages.yaml")
+    assert rule in message
 
 
 @pytest.mark.parametrize(

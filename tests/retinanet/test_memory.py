@@ -1,6 +1,6 @@
 """The memory estimate, compared with the tensors that autograd saves in a real step."""
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from data.dataset import Batch
 from launch.limits import FreeMemory
 from retinanet.config_file import load_config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
-from retinanet.config_types import LogitCopies, field_marks
+from retinanet.config_types import BEST_COCO_DETECTOR, LogitCopies, field_marks
 from retinanet.engine.engines import prepare_training
 from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes
 from retinanet.training.build import build_model, build_optimizer
@@ -46,20 +46,24 @@ def saved_by_autograd(settings: ModelConfig, *, precision: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("layers", "norm", "precision"),
+    ("layers", "norm", "precision", "others"),
     [
-        pytest.param(3, "frozen", FAST_PRECISION, marks=pytest.mark.slow),
-        pytest.param(5, "batch", FAST_PRECISION, marks=pytest.mark.slow),
-        pytest.param(0, "frozen", "float32", marks=pytest.mark.exhaustive),
-        pytest.param(3, "frozen", "float32", marks=pytest.mark.exhaustive),
-        pytest.param(5, "batch", "float32", marks=pytest.mark.exhaustive),
+        pytest.param(3, "frozen", FAST_PRECISION, {}, marks=pytest.mark.slow),
+        pytest.param(5, "batch", FAST_PRECISION, {}, marks=pytest.mark.slow),
+        pytest.param(3, "frozen", FAST_PRECISION, {"weights": BEST_COCO_DETECTOR},
+                     marks=pytest.mark.slow),
+        pytest.param(0, "frozen", "float32", {}, marks=pytest.mark.exhaustive),
+        pytest.param(3, "frozen", "float32", {}, marks=pytest.mark.exhaustive),
+        pytest.param(5, "batch", "float32", {}, marks=pytest.mark.exhaustive),
+        pytest.param(5, "batch", "float32", {"backbone": "resnet101"},
+                     marks=pytest.mark.exhaustive),
     ],
-)
+)  # fmt: skip
 def test_estimated_maps_are_within_one_percent_of_autograds(
-    layers: int, norm: str, precision: str
+    layers: int, norm: str, precision: str, others: dict[str, Any]
 ) -> None:
-    settings = ModelConfig(norm=norm, trainable_layers=layers)  # type: ignore[arg-type]
-    values = forward_values(SIZE, num_classes=CLASSES, norm=norm, trainable_layers=layers)
+    settings = ModelConfig(norm=norm, trainable_layers=layers, **others)  # type: ignore[arg-type]
+    values = forward_values(settings, SIZE, num_classes=CLASSES)
     measured = saved_by_autograd(settings, precision=precision)
     assert measured == pytest.approx(IMAGES * values.bytes(BYTES[precision]), rel=0.01)
 

@@ -9,6 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
+from retinanet.config_types import DEFAULT_ARCHITECTURE
 from retinanet.evaluation.metric import METRICS
 from retinanet.model_card import CARD, CardFacts, SplitFacts, model_card, write_card
 from tests.retinanet.report.samples import class_result
@@ -38,6 +39,7 @@ def facts(**changes: Any) -> CardFacts:
         epochs=2.5,
         image_size=320,
         resize="square",
+        architecture=DEFAULT_ARCHITECTURE,
         parameters=31_800_000,
         is_pretrained=True,
         start="",

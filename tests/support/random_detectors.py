@@ -8,6 +8,7 @@ from data.annotations import Resize
 from data.transforms import normalize
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
+from retinanet.config_types import DEFAULT_ARCHITECTURE, Architecture
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import Contents, copies, write_checkpoint
 from retinanet.training.progress import Progress
@@ -23,12 +24,19 @@ NAMES = ("one", "two", "three")
 
 @torch.no_grad()
 def random_detector(
-    *, norm: str = "frozen", classes: int = len(NAMES), image_size: int = 64, score: float = -3.0
+    *,
+    norm: str = "frozen",
+    classes: int = len(NAMES),
+    image_size: int = 64,
+    score: float = -3.0,
+    architecture: Architecture = DEFAULT_ARCHITECTURE,
 ) -> RetinaNet:
     """A model in evaluation mode whose logits vary about `score`, and whose norms do something."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = RetinaNet(num_classes=classes, norm=norm, trainable_layers=0).eval()
+        model = RetinaNet(
+            num_classes=classes, norm=norm, trainable_layers=0, architecture=architecture
+        ).eval()
         for name, tensor in model.state_dict().items():
             if ".bn" in name or ".downsample.1." in name:
                 if name.endswith(("weight", "running_var")):
@@ -53,13 +61,16 @@ def write_detector(
     image_size: int = 64,
     score: float = -3.0,
     resize: Resize = "square",
+    architecture: Architecture = DEFAULT_ARCHITECTURE,
 ) -> Path:
     """A run's folder with the checkpoint of such a model; returns the checkpoint's."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
-    model = random_detector(norm=norm, image_size=image_size, score=score)
+    model = random_detector(
+        norm=norm, image_size=image_size, score=score, architecture=architecture
+    )
     overrides = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
-    overrides += ["engine.precision=float32", f"data.resize={resize}"]
+    overrides += ["engine.precision=float32", f"data.resize={resize}", *str(architecture).split()]
     state = State(
         model=ModelDescription(
             num_classes=len(NAMES),
@@ -69,6 +80,7 @@ def write_detector(
             precision="float32",
             resize=resize,
             classes={"category_ids": [7, 8, 44], "names": list(NAMES)},
+            **architecture._asdict(),
         ),
         position=Progress(
             step=7, epoch=1, images=0, images_per_epoch=9, map_here=0.25, best_map=0.25

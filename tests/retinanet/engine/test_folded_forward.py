@@ -13,16 +13,30 @@ from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from common.machine import cpu_flags
+from retinanet.config_types import DEFAULT_ARCHITECTURE, Architecture
 from retinanet.engine.engines import autocast
 from retinanet.engine.folded_forward import FoldedForward, RunningStatistics
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from tests.retinanet.engine.kernels import assert_equal, distance
 
+RESNET_V2 = Architecture("resnet50", "v2")
 
-def make_model(*, norm: str, trainable_layers: int, num_classes: int = 5) -> RetinaNet:
+
+def make_model(
+    *,
+    norm: str,
+    trainable_layers: int,
+    num_classes: int = 5,
+    architecture: Architecture = DEFAULT_ARCHITECTURE,
+) -> RetinaNet:
     """Return weights and norm statistics with activations of order one and different channels."""
     torch.manual_seed(3)
-    model = RetinaNet(num_classes=num_classes, norm=norm, trainable_layers=trainable_layers)
+    model = RetinaNet(
+        num_classes=num_classes,
+        norm=norm,
+        trainable_layers=trainable_layers,
+        architecture=architecture,
+    )
     for module in model.modules():
         if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d):
             assert module.running_mean is not None and module.running_var is not None
@@ -67,17 +81,26 @@ HAS_BF16 = "avx512_bf16" in cpu_flags()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("norm", "trainable_layers"),
+    ("norm", "trainable_layers", "architecture"),
     [
-        ("frozen", 0),
-        ("frozen", 3),
-        ("batch", 3),
-        *(pytest.param("frozen", layers, marks=pytest.mark.exhaustive) for layers in (1, 2, 4, 5)),
+        ("frozen", 0, DEFAULT_ARCHITECTURE),
+        ("frozen", 3, DEFAULT_ARCHITECTURE),
+        ("batch", 3, DEFAULT_ARCHITECTURE),
+        ("frozen", 3, RESNET_V2),
+        pytest.param("batch", 5, RESNET_V2, marks=pytest.mark.exhaustive),
+        pytest.param("frozen", 0, RESNET_V2, marks=pytest.mark.exhaustive),
+        *(
+            pytest.param("frozen", layers, DEFAULT_ARCHITECTURE, marks=pytest.mark.exhaustive)
+            for layers in (1, 2, 4, 5)
+        ),
     ],
 )
-def test_outputs_and_gradients_are_the_models(norm: str, trainable_layers: int) -> None:
+def test_outputs_and_gradients_are_the_models(
+    norm: str, trainable_layers: int, architecture: Architecture
+) -> None:
     # In float64: rounding in float32 moves values over ReLU's corner, and gradients with them.
-    model = make_model(norm=norm, trainable_layers=trainable_layers).train().double()
+    model = make_model(norm=norm, trainable_layers=trainable_layers, architecture=architecture)
+    model = model.train().double()
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     expected = model(images().double())
     expected_gradients = gradients(model, expected)
@@ -105,14 +128,19 @@ class Errors(NamedTuple):
 
 
 def gradient_errors(actual: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """Return the median over the parameters of the gradient's error."""
-    return median(distance(actual[name], reference[name]) for name in reference)
+    """Return the median over the parameters of the gradient's error.
+
+    P6 and P7 are a pixel wide here: there oneDNN, which autocast calls, leaves parts of the
+    weight's gradient unwritten, NaN by chance.
+    """
+    names = (name for name in reference if "extra_blocks" not in name)
+    return median(distance(actual[name], reference[name]) for name in names)
 
 
 @functools.cache
-def errors_of_autocast(norm: str, *, emulated: bool) -> Errors:
+def errors_of_autocast(norm: str, architecture: Architecture, *, emulated: bool) -> Errors:
     given = images(1, width=64) if emulated else images()  # plain C++ is slow
-    model = make_model(norm=norm, trainable_layers=3).train()
+    model = make_model(norm=norm, trainable_layers=3, architecture=architecture).train()
     reference = gradients(model, model(given))
     with autocast("bf16"):
         outputs = model(given)
@@ -121,25 +149,33 @@ def errors_of_autocast(norm: str, *, emulated: bool) -> Errors:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("convolutions", "norm", "allowed"),
+    ("convolutions", "norm", "architecture", "allowed"),
     [
         # Without the processor's BF16 oneDNN has other kernels, which round at other places: 1.12.
-        ("onednn", "frozen", 1.05 if HAS_BF16 else 1.2),
-        ("onednn", "batch", 1.1),
-        ("auto", "frozen", 1.25),
-        pytest.param(
-            "winograd", "frozen", 1.25,
-            marks=pytest.mark.skipif(not HAS_BF16, reason="the processor has no AVX-512 BF16"),
+        ("onednn", "frozen", DEFAULT_ARCHITECTURE, 1.05 if HAS_BF16 else 1.2),
+        ("onednn", "batch", DEFAULT_ARCHITECTURE, 1.1),
+        ("auto", "frozen", DEFAULT_ARCHITECTURE, 1.25),
+        ("auto", "frozen", RESNET_V2, 1.25),
+        *(
+            pytest.param(
+                "winograd", "frozen", architecture, 1.25,
+                marks=pytest.mark.skipif(not HAS_BF16, reason="the processor has no AVX-512 BF16"),
+            )
+            for architecture in (DEFAULT_ARCHITECTURE, RESNET_V2)
         ),
     ],
 )  # fmt: skip
 def test_bf16_gradients_are_about_as_exact_as_under_autocast(
-    request: pytest.FixtureRequest, convolutions: str, norm: str, allowed: float
+    request: pytest.FixtureRequest,
+    convolutions: str,
+    norm: str,
+    architecture: Architecture,
+    allowed: float,
 ) -> None:
-    errors = errors_of_autocast(norm, emulated=convolutions == "auto")
+    errors = errors_of_autocast(norm, architecture, emulated=convolutions == "auto")
     if convolutions == "auto":
         request.getfixturevalue("emulated_amx")
-    model = make_model(norm=norm, trainable_layers=3).train()
+    model = make_model(norm=norm, trainable_layers=3, architecture=architecture).train()
     forward = FoldedForward(model, precision="bf16", convolutions=convolutions)
     folded = gradients(model, forward(errors.images))
     assert {gradient.dtype for gradient in folded.values()} == {torch.float32}

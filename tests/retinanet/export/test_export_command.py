@@ -13,6 +13,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from retinanet.__main__ import main
+from retinanet.config_types import DEFAULT_ARCHITECTURE, Architecture
 from retinanet.export import program
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
@@ -26,11 +27,22 @@ def images() -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["batch", pytest.param("frozen", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("norm", "architecture"),
+    [
+        ("batch", DEFAULT_ARCHITECTURE),
+        ("frozen", Architecture("resnet50", "v2")),
+        pytest.param("frozen", DEFAULT_ARCHITECTURE, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_onnx_file_equals_checkpoint_and_describes_itself(
-    norm: str, tmp_path: Path, run_here: RunHere, images: np.ndarray
+    norm: str,
+    architecture: Architecture,
+    tmp_path: Path,
+    run_here: RunHere,
+    images: np.ndarray,
 ) -> None:
-    checkpoint = write_detector(tmp_path / "run", norm=norm)
+    checkpoint = write_detector(tmp_path / "run", norm=norm, architecture=architecture)
     file = tmp_path / "new" / "model.onnx"
     done = run_here(main, "export", "--checkpoint", checkpoint, "--out", file)
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,6 +70,7 @@ def test_onnx_file_equals_checkpoint_and_describes_itself(
     beside = json.loads(file.with_name("model.onnx.json").read_text())
     assert json.loads(metadata["classes"]) == beside["classes"] == ["one", "two", "three"]
     assert json.loads(metadata["category_ids"]) == [7, 8, 44]
+    assert metadata["model"] == architecture.title
     assert metadata["image_size"] == "64" and metadata["step"] == "7" and metadata["map"] == "0.25"
     parts = read_checkpoint(checkpoint).state.parts
     assert metadata["checkpoint_sha256"] == parts["model.safetensors"].sha256

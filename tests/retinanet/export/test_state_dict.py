@@ -13,6 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from data.decoding import decode_image
 from data.transforms import fit_image
 from retinanet.__main__ import main
+from retinanet.config_types import DEFAULT_ARCHITECTURE, Architecture
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import detect_batch
 from retinanet.export.command import compare, split_detections
@@ -55,9 +56,22 @@ def assert_equal_detections(model: RetinaNet, images: Tensor, file: Path) -> int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "suffix"), [("frozen", ".pth"), ("batch", ".safetensors")])
-def test_torchvision_finds_the_same_in_noise(norm: str, suffix: str, tmp_path: Path) -> None:
-    model = random_detector(norm=norm, classes=40).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("norm", "suffix", "architecture"),
+    [
+        ("frozen", ".pth", DEFAULT_ARCHITECTURE),
+        ("batch", ".safetensors", DEFAULT_ARCHITECTURE),
+        ("frozen", ".pth", Architecture("resnet50", "v2")),
+        pytest.param(
+            "batch", ".safetensors", Architecture("resnet101", "v1"), marks=pytest.mark.exhaustive
+        ),
+    ],
+)
+def test_torchvision_finds_the_same_in_noise(
+    norm: str, suffix: str, architecture: Architecture, tmp_path: Path
+) -> None:
+    model = random_detector(norm=norm, classes=40, architecture=architecture)
+    model = model.to(memory_format=torch.channels_last)
     images = torch.from_numpy(
         np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
     )

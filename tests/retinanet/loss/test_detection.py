@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from retinanet.loss.detection import detection_loss, l1_box_loss_sum
+from retinanet.loss.detection import box_loss_sum, detection_loss
 from retinanet.model.anchors import anchors_for
 from retinanet.model.matching import assign_targets
 from retinanet.model.retinanet import HeadOutputs
@@ -124,7 +124,7 @@ def test_box_loss_worked_out_by_hand() -> None:
     # Box (0, 10, 20, 20) from the first anchor: deltas (.5, .25, ln 2, -ln 2); predicted are zeros.
     classes = torch.tensor([[-1, -2, -1], [3, -1, -2]])
     box = torch.tensor([[0.0, 10.0, 20.0, 20.0]])
-    loss = l1_box_loss_sum(torch.zeros(2, 3, 4), classes, box, anchors=THREE_ANCHORS)
+    loss = box_loss_sum(torch.zeros(2, 3, 4), classes, box, anchors=THREE_ANCHORS)
     torch.testing.assert_close(loss, torch.tensor([0.0, 0.75 + 2 * math.log(2)]))
 
 
@@ -133,7 +133,7 @@ def test_only_foreground_anchors_get_box_gradients_even_beside_nan() -> None:
     deltas[0, 1] = 9.0
     deltas.requires_grad_()
     classes = torch.tensor([[-1, 0, -2]])
-    loss = l1_box_loss_sum(deltas, classes, THREE_ANCHORS[1:2], anchors=THREE_ANCHORS)
+    loss = box_loss_sum(deltas, classes, THREE_ANCHORS[1:2], anchors=THREE_ANCHORS)
     assert loss.tolist() == [36.0]
     loss.sum().backward()
     assert deltas.grad is not None
@@ -142,7 +142,7 @@ def test_only_foreground_anchors_get_box_gradients_even_beside_nan() -> None:
 
 def test_boxes_that_do_not_fit_the_classes_fail_an_assertion() -> None:
     with pytest.raises(AssertionError, match="2 boxes for 1 foreground"):
-        l1_box_loss_sum(
+        box_loss_sum(
             torch.zeros(1, 3, 4),
             torch.tensor([[0, -1, -1]]),
             THREE_ANCHORS[:2],

@@ -5,7 +5,7 @@ from torchvision.models import resnext50_32x4d
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 
 from common.errors import InputError
-from retinanet.model.backbone import ResNeXtBody, load_pretrained_backbone
+from retinanet.model.backbone import Body, load_pretrained_backbone
 from retinanet.model.retinanet import BackboneWithFPN
 
 
@@ -20,14 +20,14 @@ def test_trainable_parameters_are_torchvisions(trainable_layers: int) -> None:
     with torch.device("meta"):  # names only, no numbers
         network = resnext50_32x4d(weights=None)
         reference = _resnet_fpn_extractor(network, trainable_layers, returned_layers=[2, 3, 4])
-        body = ResNeXtBody(norm="batch", trainable_layers=trainable_layers)
+        body = Body("resnext50_32x4d", norm="batch", trainable_layers=trainable_layers)
     expected = {name: p.requires_grad for name, p in reference.body.named_parameters()}
     assert {name: p.requires_grad for name, p in body.named_parameters()} == expected
 
 
 @pytest.mark.slow
 def test_features_have_strides_8_to_128() -> None:
-    backbone = BackboneWithFPN(norm="frozen", trainable_layers=3)
+    backbone = BackboneWithFPN(Body("resnext50_32x4d", norm="frozen", trainable_layers=3))
     shapes = [tuple(level.shape) for level in backbone(torch.zeros(1, 3, 64, 96))]
     assert shapes == [(1, 256, *s) for s in [(8, 12), (4, 6), (2, 3), (1, 2), (1, 1)]]
 
@@ -35,7 +35,7 @@ def test_features_have_strides_8_to_128() -> None:
 @pytest.mark.slow
 def test_frozen_layers_get_no_gradients_and_their_statistics_do_not_move() -> None:
     torch.manual_seed(0)
-    backbone = BackboneWithFPN(norm="batch", trainable_layers=3)
+    backbone = BackboneWithFPN(Body("resnext50_32x4d", norm="batch", trainable_layers=3))
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     backbone.eval().train()
     features = backbone(torch.randn(2, 3, 64, 64))
@@ -50,7 +50,7 @@ def test_frozen_layers_get_no_gradients_and_their_statistics_do_not_move() -> No
 
 
 def test_train_mode_applies_to_norms_of_trainable_layers_only() -> None:
-    body = ResNeXtBody(norm="batch", trainable_layers=2)
+    body = Body("resnext50_32x4d", norm="batch", trainable_layers=2)
     norms = {n: m for n, m in body.named_modules() if isinstance(m, nn.BatchNorm2d)}
     body.train()
     training = {name for name, norm in norms.items() if norm.training}
@@ -68,7 +68,7 @@ def test_pretrained_weights_load_completely(
     if prefix:
         weights = {key: value for key, value in weights.items() if ".fc." not in key}
         weights["head.regression_head.bbox_reg.bias"] = torch.zeros(36)
-    body = ResNeXtBody(norm=norm, trainable_layers=3)
+    body = Body("resnext50_32x4d", norm=norm, trainable_layers=3)
     load_pretrained_backbone(body, weights)
     for key, value in body.state_dict().items():
         assert torch.equal(value, classifier_weights[key]), key
@@ -78,7 +78,7 @@ def test_pretrained_weights_without_counters_load_into_batch_norms(
     classifier_weights: dict[str, torch.Tensor],
 ) -> None:
     weights = {k: v for k, v in classifier_weights.items() if "num_batches" not in k}
-    body = ResNeXtBody(norm="batch", trainable_layers=3)
+    body = Body("resnext50_32x4d", norm="batch", trainable_layers=3)
     load_pretrained_backbone(body, weights)
     assert torch.equal(body.state_dict()["layer4.2.bn3.weight"], weights["layer4.2.bn3.weight"])
 
@@ -97,7 +97,7 @@ def test_wrong_weights_are_an_error_with_the_key_and_change_nothing(
     message: str,
 ) -> None:
     weights = {k: v for k, v in {**classifier_weights, **change}.items() if v is not None}
-    body = ResNeXtBody(norm="frozen", trainable_layers=3)
+    body = Body("resnext50_32x4d", norm="frozen", trainable_layers=3)
     before = {name: value.clone() for name, value in body.state_dict().items()}
     with pytest.raises(InputError, match=f"weights.pth: {message}") as raised:
         load_pretrained_backbone(body, weights, source="weights.pth")
@@ -107,6 +107,6 @@ def test_wrong_weights_are_an_error_with_the_key_and_change_nothing(
 
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(InputError, match=r"model\.norm: expected one of frozen, batch"):
-        ResNeXtBody(norm="group", trainable_layers=3)
+        Body("resnext50_32x4d", norm="group", trainable_layers=3)
     with pytest.raises(InputError, match=r"model\.trainable_layers: expected 0 to 5, got 6"):
-        ResNeXtBody(norm="frozen", trainable_layers=6)
+        Body("resnext50_32x4d", norm="frozen", trainable_layers=6)

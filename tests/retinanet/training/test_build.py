@@ -19,7 +19,7 @@ from retinanet.training.build import (
     require_trainable_start,
     starting_weights,
 )
-from retinanet.training.weight_files import is_imagenet_file
+from retinanet.training.published import published_name
 from tests.support.commands import error_message
 
 
@@ -132,13 +132,13 @@ def test_frozen_random_weights_are_refused(norm: str, trainable_layers: int, fie
 def test_unknown_file_in_torchs_cache_is_not_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not is_imagenet_file(b"") and not is_imagenet_file(b"resnext50_32x4d-7cdf4587")
+    assert published_name(b"") is None and published_name(b"resnext50_32x4d-7cdf4587") is None
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     file = tmp_path / "hub" / "checkpoints" / "resnext50_32x4d-7cdf4587.pth"
     file.parent.mkdir(parents=True)
     torch.save({"a": torch.zeros(3)}, file)
-    with pytest.raises(InputError, match="SHA-512 differs") as caught:
-        read_backbone_weights("torchvision")
+    with pytest.raises(InputError, match="hash differs") as caught:
+        read_backbone_weights("torchvision", backbone="resnext50_32x4d")
     assert str(file) in str(caught.value) and file.exists()
 
 
@@ -150,6 +150,6 @@ def test_failed_download_names_url_and_file(
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # a proxy that refuses connections
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    message = error_message(read_backbone_weights, "torchvision")
+    message = error_message(read_backbone_weights, "torchvision", backbone="resnext50_32x4d")
     assert "could not be downloaded" in message and f"copy it to {tmp_path}" in message
     assert "download.pytorch.org" in message

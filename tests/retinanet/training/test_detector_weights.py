@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
-from torchvision.models.detection import retinanet_resnet50_fpn
 
 from data.annotations import UNNAMED
 from retinanet.config import Config
@@ -156,8 +155,9 @@ def test_wrong_detectors_are_refused(tmp_path: Path) -> None:
     state = random_detector().state_dict()
     advice = refused(bare=state)
     assert "no class names" in advice and "convert --detector" in advice and "--classes" in advice
-    other = retinanet_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
-    assert "layer1.0.conv1.weight has shape [64, 64, 1, 1]" in refused(other=dict(other))
+    key = "backbone.body.layer1.0.conv1.weight"
+    wrong = refused(other={**state, key: torch.zeros(64, 64, 1, 1)})
+    assert f"RetinaNet on resnext50_32x4d: {key} has shape [64, 64, 1, 1]" in wrong
     backbone = dict(resnext50_32x4d(weights=None).state_dict())
     assert "model.pretrained_backbone" in refused(backbone=backbone)
     assert "does not exist" in error_message(read_detector, str(tmp_path / "none"))
@@ -177,7 +177,7 @@ def test_tensors_are_counted_before_they_are_made(tmp_path: Path) -> None:
     save_file({str(number): torch.zeros(1, dtype=torch.uint8) for number in range(10_001)}, file)
     named = f"{file}: has 10,001 tensors, more than the 10,000 that are read"
     assert error_message(read_detector, str(file)).startswith(f"model.weights: {named}")
-    assert named in error_message(read_backbone_weights, str(file))
+    assert named in error_message(read_backbone_weights, str(file), backbone="resnet50")
 
 
 def test_outputs_are_limited_before_a_model_is_built(tmp_path: Path) -> None:

@@ -69,12 +69,17 @@ def test_fields_that_an_older_checkpoint_lacks_had_their_defaults() -> None:
     checkpoint = make_checkpoint()
     for field in ("resize", "augmentation"):
         del checkpoint.state.config["data"][field]
+    for field in ("backbone", "variant"):
+        del checkpoint.state.config["model"][field]
     config = load_config("demo.yaml", OVERRIDES)
     require_same_settings(checkpoint, config)
     assert differences(checkpoint.state, config, {}) == []
     letterbox = load_config("demo.yaml", [*OVERRIDES, "data.resize=letterbox"])
     with pytest.raises(InputError, match=r"data\.resize was square, is now letterbox"):
         require_same_settings(checkpoint, letterbox)
+    resnet = load_config("demo.yaml", [*OVERRIDES, "model.backbone=resnet50"])
+    with pytest.raises(InputError, match=r"model\.backbone was resnext50_32x4d, is now resnet50"):
+        require_same_settings(checkpoint, resnet)
 
 
 def test_another_augmentation_is_reported() -> None:
