@@ -44,6 +44,7 @@ class StepOptions:
     gradient_accumulation: int = 1  # Batches a step
     max_grad_norm: float | None = None  # Longer gradients are shortened to it; None: never
     focal_form: str = "auto"  # See `retinanet.loss.focal`
+    class_weights: torch.Tensor | None = None  # [classes], see `focal_loss`
     main_cpus: tuple[int, ...] = ()
     """CPUs of the thread that computes, see `launch.shares.Share.main_cpus`."""
 
@@ -169,6 +170,7 @@ def train_one_epoch(
                     prepared,
                     step_batches,
                     focal_form=options.focal_form,
+                    class_weights=options.class_weights,
                     exchange=exchange,
                     profiler=profiler,
                 )
@@ -213,6 +215,7 @@ def accumulate_gradients(
     batches: Sequence[Batch],
     *,
     focal_form: str = "auto",
+    class_weights: torch.Tensor | None = None,
     exchange: GradientExchange | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> list[BatchTerms]:
@@ -222,7 +225,11 @@ def accumulate_gradients(
     all-reduce runs during the last batch's backward pass.
     """
     forward_and_loss = exchange or partial(
-        batch_losses, prepared, focal_form=focal_form, profiler=profiler
+        batch_losses,
+        prepared,
+        focal_form=focal_form,
+        class_weights=class_weights,
+        profiler=profiler,
     )
     all_terms = []
     for number, batch in enumerate(batches, start=1):
@@ -254,6 +261,7 @@ def batch_losses(
     batch: Batch,
     *,
     focal_form: str = "auto",
+    class_weights: torch.Tensor | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> dict[str, torch.Tensor]:
     """Run the model forward as its engine does, and return the losses of a batch in float32."""
@@ -265,7 +273,9 @@ def batch_losses(
     with profiler.phase("loss"):
         height, width = images.shape[-2:]
         anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
-        return detection_loss(outputs, anchors, batch.targets, focal_form=focal_form)
+        return detection_loss(
+            outputs, anchors, batch.targets, focal_form=focal_form, class_weights=class_weights
+        )
 
 
 def optimizer_step(optimizer: Optimizer, learning_rate: float) -> None:
