@@ -278,8 +278,9 @@ def require_class_weights(value: object) -> object:
     for name, weight in value.items():
         # A comparison with NaN is false. `type`: true is a number for isinstance.
         if type(weight) not in (int, float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
-            advice = "the weight of {name} should be a number from 0.000001 to 1,000,000"
-            raise PydanticCustomError("class_weights", advice, {"name": name})
+            advice = "the weight of {name} should be from 0.000001 to 1,000,000, found {found}"
+            context = {"name": name, "found": repr(weight)}
+            raise PydanticCustomError("class_weights", advice, context)
     return value
 
 
