@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import InputError, printable
-from common.wording import counted, listed
+from common.wording import listed
 from data.annotations import UNNAMED, Annotations, ClassMap
 from data.formats.labels import nearest_name, some
 
@@ -132,8 +132,7 @@ def describe_repeats(images: Images, threshold: float) -> str:
     """Return what `data.repeat_rare` does to an epoch, in a line."""
     if isinstance(images, int):
         return f"none: every class is in {threshold:.3g} of the images or more"
-    repeated = counted(int((images > 1).sum()), "image")
     return (
-        f"{repeated} of rare classes, up to {images.max():.3g} times: "
-        f"{places_per_epoch(images):,} places an epoch instead of {len(images):,}"
+        f"{int((images > 1).sum()):,} of {len(images):,} images, up to {images.max():.3g} times "
+        f"each: {places_per_epoch(images):,} places an epoch"
     )

@@ -82,7 +82,7 @@ def test_losses_have_the_weights_and_the_run_says_so(finished: Ended, root: Path
         assert weights.tolist() == [1, 3, 1, 0.5, 1, 1]
     shown = " ".join(finished.output.split())
     line = "Bus 3, Balloon 1, Christmas tree 1, Mushroom 1, Umbrella 1, House 0.5"
-    assert f"class weights {line}" in shown and "places an epoch instead of" in shown
+    assert f"class weights {line}" in shown and " of 8 images, up to " in shown
     environment = json.loads(read_text(root / "whole" / "environment.json"))
     assert environment["rare_classes"]["class weights"] == line
     card = read_text(root / "whole" / "checkpoints" / "last" / "MODEL_CARD.md")

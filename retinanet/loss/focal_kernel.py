@@ -53,6 +53,7 @@ def focal_loss_operator(
         IndexError: A label is K or more.
         NativeLibraryError: The kernel cannot be compiled here.
     """
+    assert class_weights is None or class_weights.shape == logits.shape[2:], class_weights
     # No copy where each image's values lie one after the other.
     logits, classes = (
         tensor if tensor[:1].is_contiguous() else tensor.contiguous()

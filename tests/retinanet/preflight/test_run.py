@@ -319,9 +319,7 @@ def test_rare_classes_are_described_and_lengthen_the_epoch(root: Path) -> None:
     # Factors sqrt(6 / 1) and five of sqrt(6 / 5), together 7.93 images an epoch.
     findings = {f.subject: f for f in data_findings(root, weights="balanced", repeat_rare=1.0)}
     assert findings["class weights"].detail == "frisbee 1.62, kite 0.724"
-    assert findings["repeats"].detail == (
-        "6 images of rare classes, up to 2.45 times: 8 places an epoch instead of 6"
-    )
+    assert findings["repeats"].detail == ("6 of 6 images, up to 2.45 times each: 8 places an epoch")
     assert findings["steps"].detail == "4 per epoch, of 2 × 1 images"
     findings = {f.subject: f for f in data_findings(root, weights={"kite": 2}, repeat_rare=0.1)}
     assert findings["class weights"].detail == "kite 2, frisbee 1"
