@@ -49,6 +49,7 @@ class TrainingRules:
     class_indices: str = "contiguous"  # or `category_id`, see `data.dataset.make_class_map`
     num_classes: int | None = None  # outputs of the model; None: as many as the categories need
     skip_images_without_boxes: bool = False  # leave out images without a box of a single object
+    repeat_rare: float | None = None  # see `data.rare_classes.repeat_factors`; None: no repeats
     bad_image_limit: int | None = None
     """How many unreadable images are replaced; None: the first one stops training"""
 

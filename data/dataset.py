@@ -25,6 +25,16 @@ from data.annotations import (
 from data.augmentation import Augmentation, view_boxes, whole_view
 from data.decoding import decode_annotated, is_resized_copy
 from data.index import open_annotations
+from data.rare_classes import (
+    ClassWeights,
+    Images,
+    Objects,
+    class_weights,
+    describe_repeats,
+    describe_weights,
+    repeat_factors,
+    trained_objects,
+)
 from data.transforms import pad_image, resize_image
 
 REPLACEMENTS_TRIED = 10
@@ -123,15 +133,45 @@ class DetectionDataset(Dataset[Sample]):
                 f"{source}: no image has a box of a single object, so there is nothing to train "
                 "on; add boxes, or set data.images_without_boxes=train"
             )
+        self.images: Images = len(self.rows)
+        """Those of an epoch in training: their number, or how often each is in it."""
         self.annotations = annotations
         self.image_folder = image_folder
         self.class_map = class_map
         self.rules = rules
         self.train = train
         self.augmentation = Augmentation(rules.augmentation if train else ())
+        if train and rules.repeat_rare is not None:
+            self.images = repeat_factors(
+                self.objects(), num_images=len(self), threshold=rules.repeat_rare
+            )
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def objects(self) -> Objects:
+        """Return the image and the label of each box that is trained on."""
+        return trained_objects(self.annotations, self.rows, self.class_map)
+
+    def class_weights(self, setting: ClassWeights | None) -> Tensor | None:
+        """Return the classes' weights in the loss, float64 [K]; None for None: all 1.
+
+        Raises:
+            InputError: The setting names a class that is not there.
+        """
+        if setting is None:
+            return None
+        names = self.class_map.names
+        return torch.from_numpy(class_weights(setting, self.objects(), self.images, names))
+
+    def describe_rare(self, weights: Tensor | None) -> dict[str, str]:
+        """Return rows about the weights of classes and the repeated images, if there are any."""
+        rows = {}
+        if weights is not None:
+            rows["class weights"] = describe_weights(weights.numpy(), self.class_map.names)
+        if self.train and self.rules.repeat_rare is not None:
+            rows["repeats"] = describe_repeats(self.images, self.rules.repeat_rare)
+        return rows
 
     def count_images_in(self, other: "DetectionDataset") -> int:
         """Return how many of the images are images of another split too, by their files."""

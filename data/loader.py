@@ -15,15 +15,16 @@ from torch.utils.data import DataLoader, Sampler
 from common.errors import InputError
 from common.processes import exit_with_parent, signals_blocked
 from data.dataset import Batch, DetectionDataset, Sample, SampleKey, collate
+from data.rare_classes import Images, epoch_order, places_per_epoch
 
 
-def steps_per_epoch(num_images: int, *, batch_size: int, ranks: int = 1) -> int:
+def steps_per_epoch(images: Images, *, batch_size: int, ranks: int = 1) -> int:
     """Return the number of full batches of every rank in an epoch; at least one."""
-    return max(1, num_images // (batch_size * ranks))
+    return max(1, places_per_epoch(images) // (batch_size * ranks))
 
 
 def training_keys(
-    num_images: int,
+    images: Images,
     *,
     seed: int,
     epoch: int,
@@ -36,24 +37,24 @@ def training_keys(
 ) -> Iterator[list[SampleKey]]:
     """Yield one rank's batches of an epoch, from place `first` on; all, or those `chosen`.
 
-    All ranks share one order: a step takes its next `ranks × batch_size` places, rank 0 the first
-    of these, rank 1 the next, and so on: `batch_size` each, or as `split` lists. Images that fill
-    no whole step are left to another epoch; if the images are fewer than one step, the order is
+    All ranks share one order, see `epoch_order`: a step takes its next `ranks × batch_size` places,
+    rank 0 the first of these, rank 1 the next, and so on: `batch_size` each, or as `split` lists.
+    Places that fill no whole step are left out; if they are fewer than one step, the order is
     repeated. The seed of a key depends on (seed, epoch, place), so neither workers, nor a
     resumption, nor the number of ranks or their split change a sample.
     """
     sizes = split or (batch_size,) * ranks
     together = ranks * batch_size
     assert len(sizes) == ranks and sum(sizes) == together, sizes
-    places = max(num_images, together)
+    places = max(places_per_epoch(images), together)
     # Every rank draws the whole order and all seeds (23 MB for OpenImages), so that ranks agree on
     # them without communication.
-    order = np.random.default_rng([seed, epoch, 0]).permutation(num_images)
+    order = epoch_order(images, seed=seed, epoch=epoch)
     key_seeds = np.random.default_rng([seed, epoch, 1]).integers(2**63, size=places)
     for number in range((places - first) // together) if chosen is None else chosen:
         start = first + number * together + sum(sizes[:rank])
         yield [
-            SampleKey(int(order[place % num_images]), int(key_seeds[place]))
+            SampleKey(int(order[place % len(order)]), int(key_seeds[place]))
             for place in range(start, start + sizes[rank])
         ]
 
@@ -63,7 +64,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
     def __init__(
         self,
-        num_images: int,
+        images: Images,
         *,
         batch_size: int,
         seed: int,
@@ -71,8 +72,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         ranks: int = 1,
         split: Sequence[int] = (),
     ) -> None:
-        assert num_images > 0 and batch_size > 0 and seed >= 0 and 0 <= rank < ranks
-        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
+        assert places_per_epoch(images) > 0 and batch_size > 0 and seed >= 0 and 0 <= rank < ranks
+        self.images, self.batch_size, self.seed = images, batch_size, seed
         self.rank, self.ranks = rank, ranks
         self.split = split
         """Images of each rank, where they differ; may be changed between two iterations."""
@@ -86,11 +87,11 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
     def __len__(self) -> int:
         # Steps of a whole epoch, wherever the position is.
-        return steps_per_epoch(self.num_images, batch_size=self.batch_size, ranks=self.ranks)
+        return steps_per_epoch(self.images, batch_size=self.batch_size, ranks=self.ranks)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         return training_keys(
-            self.num_images,
+            self.images,
             seed=self.seed,
             epoch=self.epoch,
             batch_size=self.batch_size,

@@ -3,11 +3,12 @@
 For trying things out without labelled photos. The folder is like the export of a labelling tool:
 DIR/images and DIR/annotations/instances_default.json. Six classes, with names from OpenImages.
 With --varied, objects of any colour are near or far, by day or by night, among other shapes: a
-detector needs many such images, or augmentation.
+detector needs many such images, or augmentation. With --rare SHARE, umbrellas are rare.
 
   retinanet data scenes --out my-photos
   retinanet data scenes --out my-photos --images 1000 --seed 7
   retinanet data scenes --out hard-photos --images 100 --varied
+  retinanet data scenes --out few-umbrellas --rare 0.02
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from common.cli import add_command, positive
+from common.cli import add_command, positive, probability
 from common.console import make_console, progress
 from common.errors import InputError
 from common.files import new_folder_beside, or_refused, read_text
@@ -37,6 +38,12 @@ class ScenesOptions:
     images: int = option("number of images", default=300, parse=positive, metavar="N")
     seed: int = option("random seed", default=0, metavar="N")
     varied: bool = flag("vary colours, sizes, light and backgrounds")
+    rare: float | None = option(
+        "share of the objects that are umbrellas (default: a sixth, as of every class)",
+        default=None,
+        parse=probability,
+        metavar="SHARE",
+    )
 
 
 def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,6 +69,7 @@ def run(options: ScenesOptions) -> int:
                 seed=options.seed,
                 count=images,
                 varied=options.varied,
+                rare=options.rare,
                 advance=advance,
             )
         temporary.rename(out)
@@ -119,9 +127,12 @@ def overlap_share(box: Box, other: Box) -> float:
 
 
 def draw_scene(
-    random: Random, *, varied: bool = False
+    random: Random, *, varied: bool = False, rare: float | None = None
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels)."""
+    """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels).
+
+    `rare` is the share of the objects that are of the last kind; None: that of every kind.
+    """
     width, height = random.choice(SIZES)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
@@ -132,7 +143,9 @@ def draw_scene(
     for _ in range(count * 6):
         if len(objects) == count:
             break
-        label = random.randrange(len(KINDS))
+        label = random.randrange(len(KINDS) if rare is None else len(KINDS) - 1)
+        if rare is not None and random.random() < rare:
+            label = len(KINDS) - 1
         box = place_box(KINDS[label], *large.size, random, varied=varied)
         if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
             objects.append((label, box))
@@ -207,6 +220,7 @@ def write_split(
     seed: int,
     count: int,
     varied: bool = False,
+    rare: float | None = None,
     advance: Callable[[int, str], None],
 ) -> None:
     """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
@@ -215,7 +229,7 @@ def write_split(
     for index in range(count):
         # A generator for each image: image N is the same, however many images are drawn. Seeds of
         # text do not depend on PYTHONHASHSEED.
-        picture, objects = draw_scene(Random(f"{seed} {name} {index}"), varied=varied)
+        picture, objects = draw_scene(Random(f"{seed} {name} {index}"), varied=varied, rare=rare)
         file_name = f"{name}-{index:05d}.jpg"
         picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}

@@ -267,6 +267,7 @@ def training_rules(config: Config, *, decoder: str) -> TrainingRules:
         class_indices=data.class_indices,
         num_classes=config.model.num_classes,
         skip_images_without_boxes=data.images_without_boxes == "skip",
+        repeat_rare=data.repeat_rare,
         bad_image_limit=data.bad_image_limit if data.on_bad_image == "skip" else None,
     )
 

@@ -33,6 +33,7 @@ from retinanet.config_types import (
     BackboneName,
     BatchSplit,
     BatchSplitInFile,
+    ClassWeightsInFile,
     LogitCopies,
     Milestones,
     Precision,
@@ -48,6 +49,7 @@ from retinanet.config_types import (
     parse_window,
     refused,
     require_augmentation,
+    require_class_weights,
     require_image_size,
     require_split,
     whole,
@@ -123,6 +125,8 @@ class DataConfig:
         Literal["skip", "train"], Resume.MUST_MATCH, closed("train")
     ] = "skip"
     """Skip them in training, as torchvision does, or train on them, as MLPerf does. [name]"""
+    repeat_rare: Annotated[float | None, Field(gt=0, le=1), Resume.MUST_MATCH, closed(None)] = None
+    """Repeat images of classes that are in a smaller share of the images; null: none. [share]"""
     decoder: Literal["auto", "pillow", "torchvision", "simplejpeg"] = "auto"
     """JPEG decoder; auto: the fastest that is installed. Pillow decodes other formats. [name]"""
     on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
@@ -302,6 +306,10 @@ class TrainingConfig:
         ),
     ] = DEFAULT_MILESTONE_FACTOR
     """schedule=step: factor of the learning rate at each milestone. [factor]"""
+    class_weights: Annotated[
+        ClassWeightsInFile, BeforeValidator(require_class_weights), closed(None)
+    ] = None
+    """Weights of classes in the loss: balanced, or by name: {Bus: 3}. [name, weights or null]"""
     ema: Annotated[float | None, Field(gt=0, lt=1), closed(None)] = None
     """Decay of an average of the weights, which is evaluated and used; null: none. [factor]"""
     clip_gradient_norm: Annotated[float | None, Field(gt=0), closed(None)] = None

@@ -337,6 +337,32 @@ def augmentation_names(
     return (value,) if isinstance(value, str) else value
 
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6  # Of a class; float32 holds their products with any loss
+ClassWeightsInFile = (
+    Literal["balanced"]
+    | Annotated[
+        dict[str, Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]], Field(min_length=1)
+    ]
+    | None
+)
+
+
+def require_class_weights(value: object) -> object:
+    """Refuse what is neither `balanced`, nor null, nor a weight for each of some classes."""
+    if value is None or value == "balanced":
+        return value
+    if not isinstance(value, dict) or not value:
+        advice = "input should be balanced, null, or weights by class name, such as {Bus: 3}"
+        raise PydanticCustomError("class_weights", advice)
+    for name, weight in value.items():
+        # A comparison with NaN is false. `type`: true is a number for isinstance.
+        if type(weight) not in (int, float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            advice = "the weight of {name} should be from 0.000001 to 1,000,000, found {found}"
+            context = {"name": name, "found": repr(weight)}
+            raise PydanticCustomError("class_weights", advice, context)
+    return value
+
+
 BatchSplit = Literal["even", "speed"] | tuple[int, ...]  # Values of `distributed.batch_split`
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""

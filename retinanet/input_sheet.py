@@ -19,6 +19,7 @@ from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
 from data.decoding import decode_annotated, resolve_decoder
 from data.index import open_annotations
 from data.loader import training_keys
+from data.rare_classes import Images
 from data.synthetic import make_synthetic_data
 from retinanet.config import Config
 from retinanet.config_file import configured_split, load_config, training_rules
@@ -166,13 +167,13 @@ def row_of_pictures(
     seen = shown_size((height, width))
     yield draw_sample(plain, sample), f"in evaluation\n{seen}, {boxes_of(sample)}"
     for epoch in range(epochs):
-        sample = train[key_in_epoch(len(train), index, epoch=epoch, seed=seed)]
+        sample = train[key_in_epoch(train.images, index, epoch=epoch, seed=seed)]
         yield draw_sample(train, sample), f"epoch {epoch + 1}\n{boxes_of(sample)}"
 
 
-def key_in_epoch(total: int, index: int, *, epoch: int, seed: int) -> SampleKey:
+def key_in_epoch(images: Images, index: int, *, epoch: int, seed: int) -> SampleKey:
     """Return the key that a run with this seed has for an image in an epoch."""
-    keys = chain.from_iterable(training_keys(total, seed=seed, epoch=epoch, batch_size=1))
+    keys = chain.from_iterable(training_keys(images, seed=seed, epoch=epoch, batch_size=1))
     return next(key for key in keys if key.index == index)
 
 

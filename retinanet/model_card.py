@@ -310,6 +310,7 @@ def describe_settings(run: RunComponents, *, step: int, epochs: float) -> dict[s
         "steps": f"{step} of {run.plan.total_steps}, {epochs:.4g} epochs",
         "images per step": f"{run.plan.images_per_step}, on {where}",
         "augmentation": ", ".join(augmentation_names(run.config.data.augmentation)) or "none",
+        **run.rare_classes,
         "optimizer": training.optimizer,
         "learning rate": describe_rates(training),
         "weights": describe_average(training.ema),

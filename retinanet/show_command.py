@@ -11,7 +11,7 @@ the objects large enough to be recognized, and would you still know them after a
   retinanet data show --images photos --annotations labels.json data.augmentation=ssd --seed 7
 
 Another --seed draws other images. Settings that the sheet depends on: data.image_size, data.resize,
-data.augmentation, data.images_without_boxes, run.seed.
+data.augmentation, data.images_without_boxes, data.repeat_rare, run.seed.
 """
 
 from dataclasses import dataclass

@@ -22,14 +22,15 @@ def detection_loss(
     *,
     focal_form: str = "auto",
     box_loss: str = "l1",
+    class_weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the losses of N images: float32 scalars `classification` and `bbox_regression`.
 
     `anchors`: for each level [A_l, 4] xyxy pixels. `targets`: for each image `boxes` float32
     [M, 4] xyxy pixels of the network's input and `labels` int64 [M] in 0 … K-1; M may be 0. Each
     loss is summed over an image, divided by its foreground anchors (at least 1), and averaged
-    over the batch, as torchvision's and MLPerf's RetinaNet do. `focal_form`: see
-    `focal_loss`. `box_loss`: l1 or giou. Computed in float32, under autocast too.
+    over the batch, as torchvision's and MLPerf's RetinaNet do. `box_loss`: l1 or giou;
+    `focal_form` and `class_weights`: see `focal_loss`. Computed in float32, under autocast too.
     """
     assert len(targets) == len(outputs.cls_logits[0]), f"{len(targets)} targets"
     device_type = outputs.cls_logits[0].device.type
@@ -40,6 +41,7 @@ def detection_loss(
             outputs.cls_logits,
             assignment.classes,
             image_weights=1 / (scale * len(targets)),
+            class_weights=class_weights,
             form=focal_form,
         )
         bbox_regression = [

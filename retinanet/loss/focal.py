@@ -51,6 +51,7 @@ def focal_loss(
     alpha: float = 0.25,
     gamma: float = 2.0,
     image_weights: Tensor | None = None,
+    class_weights: Tensor | None = None,
     form: str = "auto",
 ) -> Tensor:
     """Return the focal loss of N images, summed over levels, anchors and classes.
@@ -67,6 +68,8 @@ def focal_loss(
             both unweighted, as in torchvision.
         gamma: Exponent of the factor for easy classes; 0 or more.
         image_weights: [N], constants that each image's losses are multiplied by.
+        class_weights: [K], constants that multiply the loss of the class that an anchor is, beside
+            `alpha`; the losses of its K - 1 other classes have no weight. None: all 1.
         form: One of FORMS, or "auto": the kernel, or where that cannot be compiled the fastest of
             the others, with one line on stderr.
 
@@ -84,7 +87,7 @@ def focal_loss(
     if image_weights is None:
         image_weights = torch.ones(len(logits[0]), device=logits[0].device)
     losses = [
-        level_loss(form, *level, image_weights, alpha=alpha, gamma=gamma)
+        level_loss(form, *level, image_weights, class_weights, alpha=alpha, gamma=gamma)
         for level in zip(logits, classes, strict=True)
     ]
     return torch.stack(losses).sum()
@@ -95,6 +98,7 @@ def level_loss(
     logits: Tensor,
     classes: Tensor,
     image_weights: Tensor,
+    class_weights: Tensor | None = None,
     *,
     alpha: float,
     gamma: float,
@@ -107,7 +111,7 @@ def level_loss(
     if form == "kernel":
         with_gradient = torch.is_grad_enabled() and logits.requires_grad
         values, _ = focal_loss_operator(
-            logits, classes, image_weights,
+            logits, classes, image_weights, class_weights,
             alpha=alpha, gamma=gamma, reduce=reduce, with_gradient=with_gradient,
         )  # fmt: skip
         return values
@@ -125,6 +129,11 @@ def level_loss(
             m, cross_entropy = paper_terms(x, y)
             loss = m.pow(gamma).mul_(cross_entropy).mul_(alpha_factor(y, alpha))
         loss = loss.masked_fill(ignored, 0.0)
+    if class_weights is not None:
+        image, anchor = (classes >= 0).nonzero(as_tuple=True)
+        places = image, anchor, classes[image, anchor]
+        factors = class_weights.to(loss.dtype)[places[2]]
+        loss = loss.index_put(places, loss[places] * factors)
     weights = image_weights.to(loss.dtype)
     if reduce:
         return (loss.sum(dim=(1, 2)) * weights).sum()

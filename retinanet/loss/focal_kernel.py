@@ -21,7 +21,7 @@ FUNCTIONS = {
 }
 FOCAL_LOSS = Kernels(
     Path(__file__).parent / "csrc" / "focal_loss.cpp",
-    **dict.fromkeys(FUNCTIONS.values(), "PPPPPPPddi->i"),
+    **dict.fromkeys(FUNCTIONS.values(), "PPPPPPPPddi->i"),
 )
 
 
@@ -37,6 +37,7 @@ def focal_loss_operator(
     logits: Tensor,
     classes: Tensor,
     image_weights: Tensor,
+    class_weights: Tensor | None = None,
     *,
     alpha: float,
     gamma: float,
@@ -52,18 +53,23 @@ def focal_loss_operator(
         IndexError: A label is K or more.
         NativeLibraryError: The kernel cannot be compiled here.
     """
+    assert class_weights is None or class_weights.shape == logits.shape[2:], class_weights
     # No copy where each image's values lie one after the other.
     logits, classes = (
         tensor if tensor[:1].is_contiguous() else tensor.contiguous()
         for tensor in (logits, classes)
     )
-    weights = image_weights.to(torch.float64).contiguous()
+    weights, of_classes = (
+        None if tensor is None else tensor.to(torch.float64).contiguous()
+        for tensor in (image_weights, class_weights)
+    )
     loss, gradient = allocate(logits, reduce=reduce, with_gradient=with_gradient)
     total = ctypes.c_double()
     labels_are_valid = getattr(FOCAL_LOSS.library(), FUNCTIONS[logits.dtype])(
         logits,
         classes,
         weights,
+        of_classes,
         gradient if with_gradient else None,
         None if reduce else loss,
         ctypes.byref(total),
@@ -92,14 +98,16 @@ def _keep_gradient(ctx: Any, output: tuple[Tensor, Tensor], **_unused: Any) -> N
     ctx.save_for_backward(gradient)
 
 
-def _scale_gradient(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+def _scale_gradient(
+    ctx: Any, upstream: Tensor | None, _: None
+) -> tuple[Tensor | None, None, None, None]:
     (gradient,) = ctx.saved_tensors
     if upstream is None:
-        return None, None, None
+        return None, None, None, None
     # The usual factor costs no pass over memory. (Tracing's tensors are of other types: no value.)
     if type(upstream) is Tensor and upstream.dim() == 0 and upstream.item() == 1:
-        return gradient, None, None
-    return (gradient * upstream).to(gradient.dtype), None, None
+        return gradient, None, None, None
+    return (gradient * upstream).to(gradient.dtype), None, None, None
 
 
 focal_loss_operator.register_autograd(

@@ -21,6 +21,7 @@ from data.dataset import DetectionDataset, SampleKey, make_class_map
 from data.decoding import resolve_decoder
 from data.index import current_index, index_homes, index_of_folder, read_stamp
 from data.loader import steps_per_epoch
+from data.rare_classes import Images, require_known_classes
 from data.synthetic import KINDS
 from retinanet.config import Config
 from retinanet.config_file import configured_split, training_rules
@@ -398,6 +399,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         rules = training_rules(config, decoder=resolve_decoder(settings.decoder))
         if settings.scenes is not None:
             require_no_files(settings)
+            require_known_classes(config.training.class_weights, [kind.name for kind in KINDS])
             scenes = settings.scenes
             sizes = f"{scenes.train} images for training and {scenes.validation} for validation"
             synthetic = ok(SUBJECT, f"synthetic, {sizes}; no files needed")
@@ -417,6 +419,7 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
         if train is None:
             return findings
         classes = class_map_of(config, train, source=splits["train"].annotations)
+        require_known_classes(config.training.class_weights, classes.names)
         if validation is not None:
             categories = validation.category_ids, validation.category_names
             classes.check_categories(*categories, file=splits["validation"].annotations)
@@ -428,9 +431,15 @@ def check_data(config: Config, *, ranks: int) -> list[Finding]:
             findings.append(
                 check_split(name, annotations, splits[name], classes, rules, settings=settings)
             )
-    is_skipping = settings.images_without_boxes == "skip"
-    images = len(train.images_with_objects()) if is_skipping else len(train)
-    return [*findings, check_steps(config, images, ranks=ranks)]
+    try:
+        # With a limit of bad images, it does not look for the first one.
+        rules = replace(rules, bad_image_limit=0)
+        dataset = DetectionDataset(train, splits["train"].images, classes, rules, train=True)
+    except InputError:
+        return findings  # No image can be trained on, as `check_split` has found
+    rows = dataset.describe_rare(dataset.class_weights(config.training.class_weights))
+    findings += [ok(name, text) for name, text in rows.items()]
+    return [*findings, check_steps(config, dataset.images, ranks=ranks)]
 
 
 def check_split(
@@ -492,8 +501,8 @@ def bad_images(problems: Sequence[str], settings: DataConfig) -> Finding:
     return failure(SUBJECT, detail, fix=fix)
 
 
-def check_steps(config: Config, images: int, *, ranks: int) -> Finding:
-    """Check whether an epoch of a number of images has at least one step."""
+def check_steps(config: Config, images: Images, *, ranks: int) -> Finding:
+    """Check whether an epoch of these images has at least one step."""
     batch_size, accumulated = config.training.batch_size, config.training.gradient_accumulation
     batches = steps_per_epoch(images, batch_size=batch_size, ranks=ranks)
     if batches < accumulated:

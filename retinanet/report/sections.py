@@ -130,6 +130,8 @@ def result_blocks(material: Material) -> list[Block]:
                           f"{training.schedule}"),
             ("started from", start),
         ]  # fmt: skip
+        rare = {"class weights": training.class_weights, "repeat_rare": config.data.repeat_rare}
+        facts += [(name, str(value)) for name, value in rare.items() if value is not None]
     blocks: list[Block] = [Facts(facts)]
     if any(record.get("kind") == "step" for record in material.records):
         blocks.append(

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from torch import Tensor
+
 from common.errors import InputError
 from launch.process_group import ProcessGroup
 from retinanet.config import Config
@@ -25,13 +27,14 @@ def make_exchange(
     *,
     group: ProcessGroup,
     weight: float | None = None,
+    class_weights: Tensor | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> GradientExchange | None:
     """Return the exchange that averages gradients over the ranks of a group; None for one rank.
 
     All of them call it, with equal models. A rank whose gradients are missing for
     `distributed.timeout_s` ends the job. `weight` is this rank's weight in the average; None: equal
-    weights.
+    weights. `class_weights` are those of the loss, see `focal_loss`.
 
     Raises:
         InputError: Shared memory is configured, but the ranks have none in common.
@@ -41,10 +44,15 @@ def make_exchange(
     parameters = prepared.model.parameters()
     values = sum(value.numel() for value in parameters if value.requires_grad)
     averaging = choose_averaging(config.distributed, group, values=values)
-    focal_form = config.engine.focal_loss
     exchange = GradientExchange(
         prepared.model,
-        partial(batch_losses, prepared, focal_form=focal_form, profiler=profiler),
+        partial(
+            batch_losses,
+            prepared,
+            focal_form=config.engine.focal_loss,
+            class_weights=class_weights,
+            profiler=profiler,
+        ),
         compress=config.distributed.compress,
         averaging=averaging,
         weight=weight,

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from common.errors import InputError
 from data.dataset import Batch
+from data.rare_classes import places_per_epoch
 from launch.pinning import RankContext
 from launch.process_group import ProcessGroup
 from retinanet.config import Config, config_to_tree
@@ -98,6 +99,10 @@ class RunComponents:
         seed_everything(config.run.seed)
         self.data = open_run_data(config, scenes_folder=folder.scenes, console=console, group=group)
         classes, groups = self.data.classes, config.distributed.groups
+        self.class_weights = self.data.train.class_weights(config.training.class_weights)
+        """The classes' weights in the loss [K]; None if all are 1."""
+        self.rare_classes = self.data.train.describe_rare(self.class_weights)
+        """Rows about what is done for rare classes, if anything."""
         # Only rank 0 reads files of weights. `share_weights` sends them to the other ranks later.
         is_reading = group.is_first and not checkpoint
         weights = starting_weights(config.model) if is_reading else None
@@ -133,7 +138,7 @@ class RunComponents:
         self.averaging = group if is_alone else compute_group(group, groups, timeout_s=timeout_s)
         """The ranks that average their gradients with this one."""
         self.plan = StepPlan(
-            images_per_epoch=len(self.data.train),
+            images_per_epoch=places_per_epoch(self.data.train.images),
             images_per_batch=training.batch_size * self.averaging.size,
             gradient_accumulation=training.gradient_accumulation,
             epochs=training.epochs,
@@ -173,7 +178,7 @@ class RunComponents:
             classes = self.description.classes
             # Compared before tensors are read: other classes would otherwise appear as wrong
             # shapes.
-            require_same_data(checkpoint, classes=classes, images=len(self.data.train))
+            require_same_data(checkpoint, classes=classes, images=self.plan.images_per_epoch)
             checkpoint.load_training_state(self.model, self.optimizer, self.average)
         position = self.group.from_first(
             lambda: checkpoint.position if checkpoint else None, Progress | None
@@ -211,6 +216,7 @@ class RunComponents:
             self.prepared,
             group=averaging,
             weight=self.batches.weight(averaging.rank),
+            class_weights=self.class_weights,
             profiler=self.profiler,
         )
         # Loading starts only at the first step, so the sampler still accepts a new split.
@@ -276,6 +282,7 @@ class RunComponents:
                 gradient_accumulation=training.gradient_accumulation,
                 max_grad_norm=training.clip_gradient_norm,
                 focal_form=self.config.engine.focal_loss,
+                class_weights=self.class_weights,
                 main_cpus=self.share.main_cpus,
             ),
             exchange=self.exchange,

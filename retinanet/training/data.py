@@ -113,7 +113,7 @@ class Loading:
         """Load this rank's part of each split as configured; `cores` are reserved for loading."""
         batch_size, workers = config.training.batch_size, config.data.workers
         self.batches = TrainingBatches(
-            len(data.train), batch_size=batch_size, seed=config.run.seed, rank=rank, ranks=ranks
+            data.train.images, batch_size=batch_size, seed=config.run.seed, rank=rank, ranks=ranks
         )
         self.bad_images = BadImages(config.data.bad_image_limit)
         self.decoder = data.train.rules.decoder

@@ -29,6 +29,7 @@ def describe_run(run: RunComponents, *, step: int, ways: Mapping[str, object]) -
         "data": f"{len(train)} training images{skipped}, {len(validation)} for validation, "
         f"{run.description.num_classes} class indices",
         "images": run.loading.describe(),
+        **run.rare_classes,
         "model": f"{run.description.architecture.title}, {trained / 1e6:.1f} million trainable "
         f"parameters, {run.description.norm} norms",
         "steps": f"{run.plan.total_steps} of {ranks}{training.batch_size} × "

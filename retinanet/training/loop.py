@@ -44,6 +44,7 @@ class StepOptions:
     gradient_accumulation: int = 1  # Batches a step
     max_grad_norm: float | None = None  # Longer gradients are shortened to it; None: never
     focal_form: str = "auto"  # See `retinanet.loss.focal`
+    class_weights: torch.Tensor | None = None  # [classes], see `focal_loss`
     main_cpus: tuple[int, ...] = ()
     """CPUs of the thread that computes, see `launch.shares.Share.main_cpus`."""
 
@@ -169,6 +170,7 @@ def train_one_epoch(
                     prepared,
                     step_batches,
                     focal_form=options.focal_form,
+                    class_weights=options.class_weights,
                     exchange=exchange,
                     profiler=profiler,
                 )
@@ -218,6 +220,7 @@ def accumulate_gradients(
     batches: Sequence[Batch],
     *,
     focal_form: str = "auto",
+    class_weights: torch.Tensor | None = None,
     exchange: GradientExchange | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> list[BatchTerms]:
@@ -228,7 +231,11 @@ def accumulate_gradients(
     that its parts count by their images.
     """
     forward_and_loss = exchange or partial(
-        batch_losses, prepared, focal_form=focal_form, profiler=profiler
+        batch_losses,
+        prepared,
+        focal_form=focal_form,
+        class_weights=class_weights,
+        profiler=profiler,
     )
     parts = [(part, len(part.image_ids) / each.total) for each in batches for part in each.parts()]
     all_terms = []
@@ -262,6 +269,7 @@ def batch_losses(
     batch: Batch,
     *,
     focal_form: str = "auto",
+    class_weights: torch.Tensor | None = None,
     profiler: StepProfiler = NO_PROFILER,
 ) -> dict[str, torch.Tensor]:
     """Run the model forward as its engine does, and return the losses of a batch in float32."""
@@ -279,6 +287,7 @@ def batch_losses(
             batch.targets,
             focal_form=focal_form,
             box_loss=prepared.model.variant.box_loss,
+            class_weights=class_weights,
         )
 
 

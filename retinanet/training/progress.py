@@ -19,7 +19,7 @@ class Progress:
     step: Count  # Optimizer steps done
     epoch: Count  # Epochs done
     images: Count  # Places of the running epoch's order that are done; see `training_keys`
-    images_per_epoch: Count  # Training images, of which there is an order in each epoch
+    images_per_epoch: Count  # Places of the order: the training images, repeated ones included
     map_here: float | None  # mAP of the weights at this step; None if they were not evaluated
     best_map: float | None  # Highest mAP of an evaluation so far
     evaluations_since_best: Count = 0  # Evaluations after the one with the highest mAP

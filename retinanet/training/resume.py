@@ -77,7 +77,7 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
 def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images: int) -> None:
     """Refuse training annotations that the checkpoint does not fit.
 
-    `classes` is their `ClassMap.to_json`, `images` their number of images.
+    `classes` is their `ClassMap.to_json`, `images` the number of images in an epoch.
 
     Raises:
         InputError: Categories or images are not what they were.
@@ -88,8 +88,8 @@ def require_same_data(checkpoint: Checkpoint, *, classes: dict[str, Any], images
     before = checkpoint.position.images_per_epoch
     if before != images:
         raise InputError(
-            f"{problem} images changed: there were {before}, there are {images}; use the same "
-            "annotations, or another run.name"
+            f"{problem} images changed: there were {before} in an epoch, there are {images}; use "
+            "the same annotations, or another run.name"
         )
 
 

@@ -72,15 +72,16 @@ class RunFolder:
         config: dict[str, Any],
         *,
         ranks: dict[str, Any],
+        rare_classes: Mapping[str, str] | None = None,
         host_states: Mapping[str, HostState] | None = None,
         start: DetectorStart | None = None,
         resume: bool,
     ) -> None:
         """Write configuration and environment; unless resuming, remove files of an earlier run.
 
-        `ranks` describes the ranks, see `ranks_as_json`. `host_states` are those of all hosts at
-        the start. `start` is what a new run took from another detector; a resumed run keeps the
-        file of its start.
+        `ranks` describes the ranks, see `ranks_as_json`, and `rare_classes` what is done for rare
+        classes. `host_states` are those of all hosts at the start. `start` is what a new run took
+        from another detector; a resumed run keeps the file of its start.
 
         Raises:
             InputError: It cannot be written.
@@ -91,6 +92,8 @@ class RunFolder:
         # Never absent from here on: whenever this process is killed, the folder is that of a run.
         states = {host: state.to_dict() for host, state in (host_states or {}).items()}
         environment = collect_environment(command_line()) | {"ranks": ranks, "host_state": states}
+        if rare_classes:
+            environment["rare_classes"] = dict(rare_classes)
         write_atomically(self.path / ENVIRONMENT, json.dumps(environment, indent=1))
         if not resume:
             for name in {*OWN_FILES} - {ENVIRONMENT}:

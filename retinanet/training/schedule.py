@@ -35,7 +35,7 @@ class StepPlan:
     begins at the position of the checkpoint.
     """
 
-    images_per_epoch: int  # Places in an epoch's order: the training images
+    images_per_epoch: int  # Places in an epoch's order: the training images, with repeated ones
     images_per_batch: int  # Images of all ranks together
     gradient_accumulation: int  # Batches a step
     epochs: int

@@ -136,6 +136,7 @@ class Trainer:
             self.folder.begin(
                 config,
                 ranks=ranks_as_json(run),
+                rare_classes=run.rare_classes,
                 host_states=self.host_states,
                 start=run.start,
                 resume=resume,

@@ -127,6 +127,16 @@ def test_boxes_are_inside_the_image_and_overlap_little(varied: bool, smallest: i
     assert counts.count(0) < 15 and 2 < sum(counts) / len(counts) < 4
 
 
+def test_umbrellas_may_be_rare() -> None:
+    counts = np.zeros(len(KINDS))
+    for seed in range(300):
+        for label, _ in draw_scene(Random(seed), rare=0.05)[1]:
+            counts[label] += 1
+    shares = counts / counts.sum()
+    assert KINDS[-1].name == "Umbrella" and 0.02 < shares[-1] < 0.1
+    assert (shares[:-1] > 0.1).all()
+
+
 def test_overlap_share() -> None:
     # 5×10 of the smaller box's 10×10 are shared
     assert overlap_share((0, 0, 10, 10), (5, 0, 45, 10)) == 0.5

@@ -107,6 +107,10 @@ QUICK_REPLAY = "--top 6 --repeats 1 --no-cold"
 
 TWO_RANKS = ((r"-np \d+", "-np 2"), (r"groups=4", "groups=2"))
 
+FEW_UMBRELLAS = (
+    "data.train_annotations=my-photos/train.json data.train_images=my-photos/images",
+    "data.validation_annotations=my-photos/validation.json data.validation_images=my-photos/images",
+)
 OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
 
 # The checkout's folders are links in the tests, and a patch must not change their targets.
@@ -288,6 +292,13 @@ RULES = (
         writes=("runs/*/onednn/rank0.log", "runs/*/trace/rank0.json.gz"),
     ),
     # training
+    run(
+        r"retinanet train --config docs/examples/few-umbrellas\.yaml .*",
+        f"{TINY} {' '.join(FEW_UMBRELLAS)}",
+        needs=OWN_PHOTOS,
+        writes=("runs/*/checkpoints/best",),
+        unlike=("class weights", "repeats"),
+    ),
     bash(
         r"retinanet train .*--check .*launch\.threads=3 .*",
         f"data.root=sets/coco {BACKBONE} data.image_size=64",

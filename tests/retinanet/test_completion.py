@@ -15,7 +15,9 @@ from retinanet.config import field_names
 from retinanet.config_file import SHIPPED, load_config
 from tests.support.commands import REPOSITORY, RunHere, run_program
 
-EXAMPLES = ("docs/examples/my-photos.yaml", "docs/examples/profiled.yaml")
+EXAMPLES = tuple(
+    f"docs/examples/{name}.yaml" for name in ("few-umbrellas", "my-photos", "profiled")
+)
 CONFIGURATIONS = [*sorted(SHIPPED.glob("*.yaml")), *(REPOSITORY / name for name in EXAMPLES)]
 
 

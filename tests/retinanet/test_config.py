@@ -121,6 +121,15 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
 
 
 @pytest.mark.parametrize(
+    "pair", ["training.class_weights={Bus: 3}", "training.class_weights.Bus=3"]
+)
+def test_class_weights_are_given_by_name(pair: str) -> None:
+    config = load_config("demo.yaml", [pair])
+    assert config.training.class_weights == {"Bus": 3}
+    assert config_from_tree(read_yaml(as_yaml(config), "text"), "text") == config
+
+
+@pytest.mark.parametrize(
     ("overrides", "field", "part"),
     [
         (
@@ -251,6 +260,16 @@ def test_what_is_no_override_is_refused(pair: str, name: str, advice: str) -> No
         ),
         ("data.scenes.train", "0", "1"),
         ("run.seed", "4294967296", "4294967296"),
+        ("data.repeat_rare", "0", "greater than 0"),
+        ("data.repeat_rare", "1.5", "less than or equal to 1"),
+        ("data.repeat_rare", ".nan", "finite"),
+        ("training.class_weights", "balance", "balanced, null, or weights by class name"),
+        ("training.class_weights", "[3]", "such as {Bus: 3}"),
+        ("training.class_weights", "{Bus: 3, Tram: 0}", "the weight of Tram should be from"),
+        ("training.class_weights", "{Bus: -1}", "the weight of Bus"),
+        ("training.class_weights", "{Bus: .inf}", "the weight of Bus"),
+        ("training.class_weights", "{Bus: .nan}", "the weight of Bus"),
+        ("training.class_weights", "{Bus: true}", "the weight of Bus"),
     ],
 )
 def test_invalid_value_is_refused_with_field_expectation_and_value(
@@ -386,6 +405,7 @@ def test_marks_of_fields_that_a_resumed_run_must_not_change() -> None:
         "data.resize",
         "data.class_indices",
         "data.images_without_boxes",
+        "data.repeat_rare",
         "model.norm",
         "model.trainable_layers",
         "model.num_classes",

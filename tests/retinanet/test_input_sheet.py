@@ -64,17 +64,22 @@ def test_sheet_of_a_configuration_with_synthetic_data(tmp_path: Path, run_here: 
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
 
 
-def test_keys_are_those_of_a_run(tmp_path: Path) -> None:
-    settings = load_config("demo.yaml", [*SMALL, "data.augmentation=[ssd, strong]"])
+@pytest.mark.parametrize("repeat_rare", [None, 1.0])
+def test_keys_are_those_of_a_run(repeat_rare: float | None) -> None:
+    changes = ["data.augmentation=[ssd, strong]", f"data.repeat_rare={repeat_rare or 'null'}"]
+    settings = load_config("demo.yaml", [*SMALL, *changes])
     console = Console(quiet=True)
     with training_files(settings, seed=4, console=console) as split:
         train, plain = open_datasets(settings, split, console=console)
         assert len(train) == len(plain) and train.rows.tolist() == plain.rows.tolist()
-        batches = TrainingBatches(len(train), batch_size=2, seed=4)
+        assert isinstance(train.images, int) == (repeat_rare is None)
+        batches = TrainingBatches(train.images, batch_size=2, seed=4)
         for epoch in (0, 2):
             batches.set_position(epoch)
-            for key in [key for batch in batches for key in batch]:
-                assert key_in_epoch(len(train), key.index, epoch=epoch, seed=4) == key
+            keys = [key for batch in batches for key in batch]
+            # Of a repeated image, the first one.
+            for index, key in {key.index: key for key in reversed(keys)}.items():
+                assert key_in_epoch(train.images, index, epoch=epoch, seed=4) == key
     assert not split.images.exists()
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from common.errors import InputError
 from common.machine import anonymous_bytes, environment
 from common.program import command_words
+from data.rare_classes import places_per_epoch
 from launch.hosts import expand_hosts, hosts_with_ranks, read_hostfile
 from launch.limits import free_memory, read_allowance
 from launch.mpirun import Mpirun
@@ -99,8 +100,8 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         )
     with tempfile.TemporaryDirectory(prefix="tune-") as folder:
         data = open_run_data(config, scenes_folder=Path(folder, "scenes"), console=console)
-        classes = data.classes.num_classes
-        return TrainedData(name, name, len(data.train), len(data.validation), classes)
+        classes, images = data.classes.num_classes, places_per_epoch(data.train.images)
+        return TrainedData(name, name, images, len(data.validation), classes)
 
 
 def facts(

@@ -1,7 +1,7 @@
 // The focal loss and its gradient in one pass over the logits (Lin et al., "Focal Loss", eq. 5).
 //
 // With p = sigmoid(x), a class that an anchor is not costs (1 - alpha) f(x), the class that it is
-// costs alpha f(-x), where
+// costs w alpha f(-x), w being the weight of that class, where
 //     f(x)  = p^gamma * log(1 + e^x)
 //     f'(x) = p^gamma * (gamma (1 - p) log(1 + e^x) + p).
 // All but one class of an anchor are of the first kind. So a run of background anchors is one
@@ -143,6 +143,7 @@ struct Image {
     T* gradient;             // [anchors, classes]
     Real<T>* losses;         // [anchors, classes]
     const int64_t* classes;  // [anchors]
+    const double* class_weights;  // [classes], or null: all 1
     Real<T> gamma;
     Real<T> background_scale;  // (1 - alpha) * weight
     Real<T> foreground_scale;  // alpha * weight
@@ -237,14 +238,16 @@ double background(const Image<Bfloat16>& image, long first, long last, const Tab
     return look_up<true>(logits, image.gradient + first, last - first, table);
 }
 
-// The true class of a foreground anchor; returns f(-x). Not worth vectors: there is one in a row of classes.
+// The true class of a foreground anchor; returns w f(-x). Not worth vectors: there is one in a row of classes.
 template <typename T>
-double foreground(const Image<T>& image, long index) {
+double foreground(const Image<T>& image, long index, int64_t label) {
     Real<T> loss, slope;
     focal_curve<false>(-to_real(image.logits[index]), image.gamma, loss, slope);
-    if (image.gradient) from_real(-image.foreground_scale * slope, image.gradient[index]);
-    if (image.losses) image.losses[index] = image.foreground_scale * loss;
-    return loss;
+    const double weight = image.class_weights ? image.class_weights[label] : 1;
+    const Real<T> scale = image.foreground_scale * Real<T>(weight);
+    if (image.gradient) from_real(-scale * slope, image.gradient[index]);
+    if (image.losses) image.losses[index] = scale * loss;
+    return weight * loss;
 }
 
 struct Sums {
@@ -274,7 +277,7 @@ Sums anchors(const Image<T>& image, long first, long last, long num_classes,
             if (image.losses) std::fill(image.losses + begin, image.losses + done, Real<T>{});
         } else {
             background_until(begin + label);
-            sums.foreground += foreground(image, done);
+            sums.foreground += foreground(image, done, label);
             ++done;
         }
     }
@@ -317,9 +320,9 @@ Sums image_sums(const Image<T>& image, long num_anchors, long num_classes, int t
 }
 
 template <typename T>
-bool focal_loss(const T* logits, const int64_t* classes, const double* weights, T* gradient,
-                Real<T>* losses, double* sum, const long* sizes, double alpha, double gamma,
-                int threads) {
+bool focal_loss(const T* logits, const int64_t* classes, const double* weights,
+                const double* class_weights, T* gradient, Real<T>* losses, double* sum,
+                const long* sizes, double alpha, double gamma, int threads) {
     const long num_images = sizes[0], num_anchors = sizes[1], num_classes = sizes[2];
     const long logits_stride = sizes[3], classes_stride = sizes[4];
     const long values = num_anchors * num_classes;
@@ -331,6 +334,7 @@ bool focal_loss(const T* logits, const int64_t* classes, const double* weights, 
         image.gradient = gradient ? gradient + i * values : nullptr;
         image.losses = losses ? losses + i * values : nullptr;
         image.classes = classes + i * classes_stride;
+        image.class_weights = class_weights;
         image.gamma = Real<T>(gamma);
         const double background_scale = weights[i] * (alpha < 0 ? 1 : 1 - alpha);
         const double foreground_scale = weights[i] * (alpha < 0 ? 1 : alpha);
@@ -346,14 +350,15 @@ bool focal_loss(const T* logits, const int64_t* classes, const double* weights, 
 }  // namespace
 
 // logits: [images, anchors, classes], dense but for the step from image to image; classes: [images,
-// anchors], the same; weights: [images]; gradient, losses: dense, or null; sizes: images, anchors,
-// classes, then the steps from image to image of the logits and of the classes, in values; alpha
-// below 0 leaves both kinds unweighted. Returns 0 if a label is not below the number of classes.
+// anchors], the same; weights: [images]; class_weights: [classes], or null; gradient, losses: dense,
+// or null; sizes: images, anchors, classes, then the steps from image to image of the logits and of
+// the classes, in values; alpha below 0 leaves both kinds unweighted. Returns 0 if a label is not
+// below the number of classes.
 #define FOCAL_LOSS(NAME, TYPE)                                                                  \
     extern "C" int NAME(const void* logits, const int64_t* classes, const double* weights,      \
-                        void* gradient, void* losses, double* sum, const long* sizes,           \
-                        double alpha, double gamma, int threads) {                              \
-        return focal_loss(static_cast<const TYPE*>(logits), classes, weights,                   \
+                        const double* class_weights, void* gradient, void* losses, double* sum, \
+                        const long* sizes, double alpha, double gamma, int threads) {           \
+        return focal_loss(static_cast<const TYPE*>(logits), classes, weights, class_weights,    \
                           static_cast<TYPE*>(gradient), static_cast<Real<TYPE>*>(losses), sum,  \
                           sizes, alpha, gamma, threads);                                        \
     }

@@ -100,6 +100,51 @@ def test_bf16_logits_are_computed_in_float32(form: str) -> None:
 
 
 @every_form
+@pytest.mark.parametrize("alpha", [0.25, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_class_weights_multiply_the_loss_of_the_class_that_an_anchor_is(
+    form: str, alpha: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    # The first level is one for which the kernel makes a table of BF16 values.
+    logits = [(torch.randn(2, size, 37) * 4 - 2).to(dtype) for size in (7200, 41)]
+    classes = random_classes(logits)
+    weights, of_class = torch.tensor([0.3, 2.0]), torch.logspace(-3, 3, 37, dtype=torch.float64)
+    wide = [level.double().requires_grad_() for level in logits]
+    expected = torch.zeros((), dtype=torch.float64)
+    for level, labels in zip(wide, classes, strict=True):
+        one_hot = torch.nn.functional.one_hot(labels.clamp(min=-1) + 1, 38)[..., 1:].double()
+        losses = sigmoid_focal_loss(level, one_hot, alpha, 2.0)
+        factors = one_hot * of_class + (1 - one_hot)  # negatives keep their loss
+        counted = (labels != -2).unsqueeze(-1) * weights.double()[:, None, None]
+        expected = expected + (losses * factors * counted).sum()
+    logits = [level.requires_grad_() for level in logits]
+    loss = focal_loss(
+        logits, classes, alpha=alpha, image_weights=weights, class_weights=of_class, form=form
+    )
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    rounding = 2**-8 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(
+        gradients(loss, logits).double(), gradients(expected, wide), rtol=rounding + 1e-5, atol=2e-6
+    )
+    single = [
+        level_loss(form, *level, weights, of_class, alpha=alpha, gamma=2.0, reduce=False).double()
+        for level in zip(logits, classes, strict=True)
+    ]
+    torch.testing.assert_close(sum(map(torch.sum, single)), expected, rtol=1e-6, atol=0)
+
+
+@every_form
+def test_class_weights_of_one_change_no_bit(form: str) -> None:
+    logits = [level.requires_grad_() for level in levels()]
+    classes = random_classes(logits)
+    plain = focal_loss(logits, classes, form=form)
+    weighted = focal_loss(logits, classes, class_weights=torch.ones(37), form=form)
+    assert torch.equal(plain, weighted)
+    assert torch.equal(gradients(plain, logits), gradients(weighted, logits))
+
+
+@every_form
 def test_the_sum_and_its_gradient_are_those_of_the_single_losses(form: str) -> None:
     logits = [level.requires_grad_() for level in levels()]
     classes = random_classes(logits)

@@ -131,7 +131,8 @@ def test_opcheck_passes(dtype: torch.dtype, reduce: bool) -> None:
     logits = torch.randn(2, 7, 5).to(dtype).requires_grad_()
     classes = torch.randint(-2, 5, (2, 7))
     settings = {"alpha": 0.25, "gamma": 2.0, "reduce": reduce, "with_gradient": True}
-    torch.library.opcheck(focal_loss_operator, (logits, classes, torch.ones(2)), settings)
+    weights = torch.ones(2), torch.linspace(0.5, 2, 5)
+    torch.library.opcheck(focal_loss_operator, (logits, classes, *weights), settings)
 
 
 @pytest.mark.slow

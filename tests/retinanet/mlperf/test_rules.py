@@ -29,6 +29,7 @@ POINTS = ("mlperf", "points")
     [
         ("data.image_size=640", "800, not 640"),
         ("data.images_without_boxes=skip", "train, not skip"),
+        ("data.repeat_rare=0.01", "null, not 0.01"),
         ("data.on_bad_image=skip", "stop, not skip"),
         ("model.norm=batch", "frozen, not batch"),
         ("model.trainable_layers=5", "3, not 5"),
@@ -40,6 +41,7 @@ POINTS = ("mlperf", "points")
         ("training.body_learning_rate_factor=0.1", "1, not 0.1"),
         ("training.ema=0.999", "null, not 0.999"),
         ("training.patience=3", "null, not 3"),
+        ("training.class_weights=balanced", "null, not balanced"),
         ("training.clip_gradient_norm=1", "null, not 1.0"),
         ("training.on_nonfinite=skip", "stop, not skip"),
         ("training.max_steps=5", "null, not 5"),

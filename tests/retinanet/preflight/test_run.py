@@ -252,12 +252,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def data_findings(
-    folder: Path | None, *, gradient_accumulation: int = 1, **changes: object
+    folder: Path | None,
+    *,
+    gradient_accumulation: int = 1,
+    weights: object = None,
+    **changes: object,
 ) -> list[Finding]:
     tree = {
         "run": {"name": "tried"},
         "data": {"root": folder and str(folder), "image_size": 64, **changes},
-        "training": {"gradient_accumulation": gradient_accumulation},
+        "training": {"gradient_accumulation": gradient_accumulation, "class_weights": weights},
     }
     return check_data(config_from_tree(tree, "test"), ranks=1)
 
@@ -303,6 +307,27 @@ def test_large_annotations_without_index_are_a_warning(
     findings = data_findings(root)
     assert [finding.level for finding in findings] == ["warning", "warning"]
     assert "no index yet" in findings[0].detail
+
+
+def test_rare_classes_are_described_and_lengthen_the_epoch(root: Path) -> None:
+    content = coco_content("train2017")
+    content["categories"].append({"id": 9, "name": "frisbee"})
+    content["annotations"][0]["category_id"] = 9
+    for split in ("train2017", "val2017"):
+        named = [image | {"file_name": f"{split}-{image['id']}.jpg"} for image in content["images"]]
+        write_json(root / "annotations" / f"instances_{split}.json", content | {"images": named})
+    # Factors sqrt(6 / 1) and five of sqrt(6 / 5), together 7.93 images an epoch.
+    findings = {f.subject: f for f in data_findings(root, weights="balanced", repeat_rare=1.0)}
+    assert findings["class weights"].detail == "frisbee 1.62, kite 0.724"
+    assert findings["repeats"].detail == ("6 of 6 images, up to 2.45 times each: 8 places an epoch")
+    assert findings["steps"].detail == "4 per epoch, of 2 × 1 images"
+    findings = {f.subject: f for f in data_findings(root, weights={"kite": 2}, repeat_rare=0.1)}
+    assert findings["class weights"].detail == "kite 2, frisbee 1"
+    assert findings["repeats"].detail == "none: every class is in 0.1 of the images or more"
+    [finding] = data_findings(root, weights={"kites": 2})
+    assert finding.level == "failure" and "no class 'kites'; did you mean 'kite'?" in finding.line
+    [finding] = data_findings(None, weights={"bus": 2}, scenes={"train": 5, "validation": 2})
+    assert finding.level == "failure" and "'bus'; did you mean 'Bus'?" in finding.line
 
 
 def test_epoch_without_a_step_is_a_failure(root: Path) -> None:

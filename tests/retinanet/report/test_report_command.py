@@ -171,6 +171,14 @@ def test_start_from_a_detector_is_named(run: Path, run_here: RunHere) -> None:
     assert "1 of 3 classes kept, 2 new, 1 of the detector&#39;s dropped" in page
 
 
+def test_page_says_what_was_done_for_rare_classes(run: Path, run_here: RunHere) -> None:
+    write_config(run, "training.class_weights={Bus: 3}", "data.repeat_rare=0.02")
+    assert run_here(main, "report", run).returncode == 0
+    page = (run / "report.html").read_text("utf-8")
+    assert re.search(r">class weights<.{,40}Bus.{,9}: 3\.0", page)
+    assert re.search(r">repeat_rare<.{,20}>0\.02<", page)
+
+
 @pytest.mark.parametrize(
     ("settings", "limits"),
     [
