@@ -167,6 +167,13 @@ class PredictOptions:
         metavar="DIR",
     )
     no_pictures: bool = flag("write no pictures, only --json")
+    labels: Literal["yolo", "voc", "coco"] | None = option(
+        "write the boxes to --out as labels to correct, instead of drawn pictures: yolo for "
+        "LabelImg, Label Studio and CVAT, voc (Pascal VOC) for LabelImg and CVAT, coco for CVAT "
+        "and Label Studio",
+        default=None,
+        choices=("yolo", "voc", "coco"),
+    )
     score: float = option(
         "omit boxes with a lower score", default=0.4, parse=probability, metavar="P"
     )
@@ -207,6 +214,11 @@ examples:
   retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
   retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
   retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
+  retinanet predict --checkpoint runs/demo photos/ --labels yolo --out predicted
+
+With --labels, a person corrects boxes instead of drawing them: docs/formats.md says in which menus,
+and how they come back. A low --score leaves wrong boxes to delete, a high one missing boxes to
+draw.
 
 Videos need PyAV, one of the packages of `make serving`.""",
     options=PredictOptions,

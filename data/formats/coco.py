@@ -23,6 +23,7 @@ from data.annotations import Annotations, Split, TextColumn, spellings
 from data.coco_json import UNKNOWN_SIZE, check_ids, clean_annotations, read_entries
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.findings import KINDS, TAKEN, Findings
+from data.formats.convert import write_annotations
 from data.formats.labels import (
     NOTES,
     SPLIT_NAMES,
@@ -297,3 +298,16 @@ def nearby_folders(file: Path, root: Path, reach: Reach) -> Iterator[Path]:
                 yield folder
             if len(seen) == MOST_FOLDERS:
                 return
+
+
+def coco_files(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return what `write_coco` writes: one file, under the name that CVAT gives it."""
+    return [folder / "annotations" / "instances_default.json"]
+
+
+def write_coco(
+    folder: Path, annotations: Annotations, scores: Sequence[float], console: Console
+) -> None:
+    """Write labels with scores, in hundredths of pixels; the images are not copied."""
+    [file] = coco_files(folder, annotations.file_names)
+    write_annotations(file, annotations, scores=scores, console=console)

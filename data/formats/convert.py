@@ -176,8 +176,13 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
     return split.annotations.select(images=is_image)
 
 
-def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
-    """Write COCO-format JSON, some thousand entries at a time."""
+def write_annotations(
+    file: Path, annotations: Annotations, *, scores: Sequence[float] = (), console: Console
+) -> None:
+    """Write COCO-format JSON, some thousand entries at a time.
+
+    With a score of each box, the boxes are predictions for labelling programs.
+    """
     ids, names = annotations.category_ids.tolist(), annotations.category_names
     head = {
         "categories": [{"id": each, "name": name} for each, name in zip(ids, names, strict=True)]
@@ -185,7 +190,7 @@ def write_annotations(file: Path, annotations: Annotations, *, console: Console)
     with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
         lists = (
             ("images", image_entries(annotations)),
-            ("annotations", box_entries(annotations, advance)),
+            ("annotations", box_entries(annotations, scores, advance)),
         )
         write_parts(file, list_parts(head, lists))
 
@@ -211,7 +216,7 @@ def image_entries(annotations: Annotations) -> Entries:
         ]
 
 
-def box_entries(annotations: Annotations, advance: Advance) -> Entries:
+def box_entries(annotations: Annotations, scores: Sequence[float], advance: Advance) -> Entries:
     """Yield blocks of the list of boxes."""
     images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
@@ -226,7 +231,12 @@ def box_entries(annotations: Annotations, advance: Advance) -> Entries:
             annotations.box_is_crowd[rows].astype(int).tolist(),
         )
         fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-        yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        entries = [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        for entry, score in zip(entries, scores[start:], strict=False):
+            # Without `segmentation` CVAT refuses a box.
+            entry |= {"segmentation": [], "score": score}
+            entry["bbox"] = [round(number, 2) for number in entry["bbox"]]
+        yield entries
         advance(start + len(boxes), "")
 
 

@@ -8,7 +8,7 @@ read. A fault does not end the reading: all are printed, then refused, or left o
 import codecs
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,11 @@ CheckNames = Callable[[Collection[str], Collection[Path]], None]
 """Called by a reader with the names of the splits and their JSON files, before it reads labels."""
 Reader = Callable[["LabelOptions", CheckNames, Console], "list[LabelledSplit]"]
 """Reads all splits of a data set in a format; raises InputError."""
+Outputs = Callable[[Path, Sequence[str]], list[Path]]
+"""Returns the files that a format's writer makes in a folder for images of these names: one for
+each image, where the format has that, then the others."""
+Writer = Callable[[Path, Annotations, Sequence[float], Console], None]
+"""Writes annotations, whose ids count from 1, and the score of each box into a folder."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 FAULTS_KEPT, FAULTS_SHOWN = 1000, 20
 SKIP_BAD = "--skip-bad-labels"
@@ -250,6 +255,8 @@ def mark_displayed(splits: Sequence[LabelledSplit], console: Console) -> list[La
                     size, annotated = (height, width), split.annotations.image_size(row)
                     if orientation == AS_STORED:
                         pass
+                    elif split.annotations.is_displayed[row]:  # the labels say so
+                        turned[place].append(row)
                     elif orientation not in QUARTER_TURNS or fits_both_ways(size, annotated):
                         unclear[place].append(row)
                     elif is_quarter_turn(size, annotated):
@@ -327,6 +334,21 @@ def read_class_names(file: Path, text: str) -> dict[int, str]:
         raise InputError(f"{file}: no class; expected a name on each line")
     require_distinct(file, list(names.values()))
     return names
+
+
+def boxes_in(annotations: Annotations, row: int) -> Iterator[tuple[int, list[float]]]:
+    """Return the category id and the corners, xyxy, of each box in an image."""
+    rows = annotations.box_slice(row)
+    ids, boxes = annotations.box_category_ids[rows].tolist(), annotations.boxes[rows].tolist()
+    return zip(ids, boxes, strict=True)
+
+
+def class_list(names: Sequence[str]) -> str:
+    """Return the text that `read_class_names` reads; raise InputError for a name of two lines."""
+    for name in names:
+        if any(character < " " for character in name):
+            raise InputError(f"class {name!r}: no list of classes can hold its line break")
+    return "".join(f"{name}\n" for name in names)
 
 
 def named_classes(classes: Sequence[str]) -> list[str]:
