@@ -18,9 +18,11 @@ from common.outputs import require_no_input, require_outside
 from common.walk import ALLOW_OUTSIDE
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
+from data.formats.coco import read_coco
 from data.formats.convert import convert_labels
-from data.formats.known import FORMATS
-from data.formats.labels import SKIP_BAD, LabelOptions, named_classes
+from data.formats.labels import SKIP_BAD, LabelOptions, Reader, named_classes
+from data.formats.voc import read_voc
+from data.formats.yolo import read_yolo
 from data.index import (
     find_or_make_index,
     is_index,
@@ -32,6 +34,7 @@ from data.index import (
 from data.openimages.export import write_coco_json
 
 FOR_CSV = "options for a CSV of boxes"
+READERS: dict[str, Reader] = {"yolo": read_yolo, "voc": read_voc, "coco": read_coco}
 
 CONVERT = """Convert labels of other programs to COCO's format, and these to what training opens.
 
@@ -69,7 +72,7 @@ class ConvertOptions:
         "format of the labels, to write COCO-format JSON to the folder --out",
         default=None,
         name="--from",
-        choices=tuple(FORMATS),
+        choices=tuple(READERS),
     )
     out: Path | None = option(
         "with --from the folder to write; of a JSON the index (default: SOURCE.index/); of a CSV "
@@ -119,7 +122,7 @@ def run_convert(options: ConvertOptions) -> int:
     if options.from_format is not None:
         if options.out is None:
             raise InputError("--out: missing; --from needs a folder to write")
-        read = FORMATS[options.from_format].read
+        read = READERS[options.from_format]
         return convert_labels(
             source,
             lambda check_names: read(labels, check_names, console),

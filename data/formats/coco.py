@@ -23,7 +23,7 @@ from data.annotations import Annotations, Split, TextColumn, spellings
 from data.coco_json import UNKNOWN_SIZE, check_ids, clean_annotations, read_entries
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.findings import KINDS, TAKEN, Findings
-from data.formats.convert import write_annotations
+from data.formats.convert import json_parts
 from data.formats.labels import (
     NOTES,
     SPLIT_NAMES,
@@ -300,14 +300,7 @@ def nearby_folders(file: Path, root: Path, reach: Reach) -> Iterator[Path]:
                 return
 
 
-def coco_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return what `write_coco` writes: one file, under the name that CVAT gives it."""
-    return [folder / "annotations" / "instances_default.json"]
-
-
-def write_coco(
-    folder: Path, annotations: Annotations, scores: Sequence[float], console: Console
-) -> None:
-    """Write labels with scores, in hundredths of pixels; the images are not copied."""
-    [file] = coco_files(folder, annotations.file_names)
-    write_annotations(file, annotations, scores=scores, console=console)
+def coco_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield one file, with scores and hundredths of pixels, under the name that CVAT gives it."""
+    parts = json_parts(annotations, lambda done, note: None, scores=scores)
+    yield "annotations/instances_default.json", b"".join(parts).decode()

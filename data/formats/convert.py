@@ -176,23 +176,22 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
     return split.annotations.select(images=is_image)
 
 
-def write_annotations(
-    file: Path, annotations: Annotations, *, scores: Sequence[float] = (), console: Console
-) -> None:
-    """Write COCO-format JSON, some thousand entries at a time.
+def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
+    """Write COCO-format JSON, some thousand entries at a time."""
+    with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
+        write_parts(file, json_parts(annotations, advance))
 
-    With a score of each box, the boxes are predictions for labelling programs.
-    """
+
+def json_parts(
+    annotations: Annotations, advance: Advance, *, scores: Sequence[float] = ()
+) -> Iterator[bytes]:
+    """Return COCO-format JSON in parts; with a score of each box, for labelling programs."""
     ids, names = annotations.category_ids.tolist(), annotations.category_names
     head = {
         "categories": [{"id": each, "name": name} for each, name in zip(ids, names, strict=True)]
     }
-    with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
-        lists = (
-            ("images", image_entries(annotations)),
-            ("annotations", box_entries(annotations, scores, advance)),
-        )
-        write_parts(file, list_parts(head, lists))
+    boxes = box_entries(annotations, scores, advance)
+    return list_parts(head, (("images", image_entries(annotations)), ("annotations", boxes)))
 
 
 Entries = Iterator[list[dict[str, Any]]]

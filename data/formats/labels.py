@@ -53,11 +53,8 @@ CheckNames = Callable[[Collection[str], Collection[Path]], None]
 """Called by a reader with the names of the splits and their JSON files, before it reads labels."""
 Reader = Callable[["LabelOptions", CheckNames, Console], "list[LabelledSplit]"]
 """Reads all splits of a data set in a format; raises InputError."""
-Outputs = Callable[[Path, Sequence[str]], list[Path]]
-"""Returns the files that a format's writer makes in a folder for images of these names: one for
-each image, where the format has that, then the others."""
-Writer = Callable[[Path, Annotations, Sequence[float], Console], None]
-"""Writes annotations, whose ids count from 1, and the score of each box into a folder."""
+Writer = Callable[[Annotations, Sequence[float]], Iterator[tuple[str, str]]]
+"""Yields paths and texts of files with annotations, whose ids count from 1, and boxes' scores."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 FAULTS_KEPT, FAULTS_SHOWN = 1000, 20
 SKIP_BAD = "--skip-bad-labels"
@@ -344,11 +341,8 @@ def boxes_in(annotations: Annotations, row: int) -> Iterator[tuple[int, list[flo
 
 
 def class_list(names: Sequence[str]) -> str:
-    """Return the text that `read_class_names` reads; raise InputError for a name of two lines."""
-    for name in names:
-        if any(character < " " for character in name):
-            raise InputError(f"class {name!r}: no list of classes can hold its line break")
-    return "".join(f"{name}\n" for name in names)
+    """Return the text that `read_class_names` reads."""
+    return "".join(f"{printable(name)}\n" for name in names)
 
 
 def named_classes(classes: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ neither as found nor as missed, and training leaves it out.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -20,11 +20,11 @@ from xml.sax.saxutils import escape
 import numpy as np
 from rich.console import Console
 
-from common.errors import InputError, printable, require_few_classes
-from common.files import or_unreadable, read_bytes, write_atomically
+from common.errors import InputError, require_few_classes
+from common.files import or_unreadable, read_bytes
 from common.walk import LeftOut, Reach, walk_files
 from data.annotations import Annotations, enclosing_box, spellings
-from data.coco_json import DISPLAYED, angle
+from data.coco_json import angle
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
@@ -49,7 +49,7 @@ from data.formats.labels import (
 CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 """Lists of the classes; the first is CVAT's, with colours behind the names."""
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-IMAGE_FIELDS = ("filename", "size.width", "size.height", DISPLAYED)
+IMAGE_FIELDS = ("filename", "size.width", "size.height")
 OBJECT_FIELDS = ("name", "difficult", *(f"bndbox.{side}" for side in SIDES))
 ATTRIBUTE = ("attributes", "attribute")
 ROTATION = "rotation"
@@ -248,7 +248,7 @@ def read_files(
                 part.add_fault(fault)
             continue
         if part.counts["faults"] == faults or labels.boxes:
-            part.add(image, size, labels.boxes, is_displayed=labels.is_displayed)
+            part.add(image, size, labels.boxes)
     return part.finish()
 
 
@@ -292,7 +292,6 @@ class XmlLabels:
     file_name: str
     size: tuple[int, int]
     boxes: list[Box]
-    is_displayed: bool  # marked by us: they show the photo as EXIF turns it
 
 
 Fields = dict[str, tuple[str, int]]  # text and line by path, such as `bndbox.xmin`
@@ -325,8 +324,7 @@ def parse_xml(file: Path, listed: Collection[str] | None, part: LabelPart) -> Xm
             boxes.append(parse_object(file, fields, where, size, listed=listed, part=part))
         except InputError as fault:
             part.add_fault(fault)
-    name, is_displayed = (reader.image.get(key, ("", 0))[0] for key in ("filename", DISPLAYED))
-    return XmlLabels(name, size, boxes, is_displayed == "1")
+    return XmlLabels(reader.image.get("filename", ("", 0))[0], size, boxes)
 
 
 def read_xml(file: Path, content: bytes, part: LabelPart) -> "XmlReader":
@@ -479,57 +477,23 @@ class XmlReader:
         )
 
 
-XML = """\
-<annotation>
-  <filename>{name}</filename>
-  <size><width>{width}</width><height>{height}</height><depth>3</depth></size>
-{mark}{objects}</annotation>
-"""
-OBJECT = """\
-  <object>
-    <name>{name}</name>
-    <difficult>0</difficult>
-    <bndbox>{sides}</bndbox>
-  </object>
-"""
-
-
 def pixels_of_box(box: Sequence[float], size: tuple[int, int]) -> list[int]:
-    """Return the first and last columns and rows inside a box, xyxy: `SIDES`, counted from 1.
-
-    Its sides are rounded to whole pixels; it covers at least one.
-    """
+    """Return first and last column and row of a box, xyxy: `SIDES`, from 1, at least one pixel."""
     first = [min(round(edge), side - 1) + 1 for edge, side in zip(box[:2], size, strict=True)]
     return [*first, *(max(round(edge), low) for edge, low in zip(box[2:], first, strict=True))]
 
 
-def voc_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return what `write_voc` writes: an XML file for each image, the list of them, the classes."""
-    files = [folder / "Annotations" / PurePosixPath(name).with_suffix(".xml") for name in names]
-    # CVAT's list of a data set that is not split.
-    listed = folder / "ImageSets" / "Main" / "default.txt"
-    return [*files, listed, folder / CLASS_FILES[1]]
-
-
-def write_voc(
-    folder: Path, annotations: Annotations, scores: Sequence[float], console: Console
-) -> None:
-    """Write labels, which have no scores, in VOC's whole pixels; the images are not copied."""
-    classes = annotations.category_names
-    *files, listed, classes_file = voc_files(folder, annotations.file_names)
-    for row, file in enumerate(files):
+def voc_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield an XML file for each image, in VOC's whole pixels, and the list of the classes."""
+    names = list(map(escape, annotations.category_names))
+    for row, file_name in enumerate(annotations.file_names):
         height, width = annotations.image_size(row)
-        objects = []
+        text = f"<annotation>\n  <filename>{escape(PurePosixPath(file_name).name)}</filename>\n"
+        text += f"  <size><width>{width}</width><height>{height}</height><depth>3</depth></size>\n"
         for category, box in boxes_in(annotations, row):
             pixels = zip(SIDES, pixels_of_box(box, (width, height)), strict=True)
             sides = "".join(f"<{side}>{pixel}</{side}>" for side, pixel in pixels)
-            objects.append(OBJECT.format(name=escape(classes[category - 1]), sides=sides))
-        name = escape(printable(PurePosixPath(annotations.file_names[row]).name))
-        mark = f"  <{DISPLAYED}>1</{DISPLAYED}>\n" if annotations.is_displayed[row] else ""
-        text = XML.format(
-            name=name, width=width, height=height, mark=mark, objects="".join(objects)
-        )
-        write_atomically(file, text)
-    stems = (PurePosixPath(name).with_suffix("") for name in annotations.file_names)
-    write_atomically(listed, "".join(f"{stem}\n" for stem in stems))
-    write_atomically(classes_file, class_list(classes))
+            text += f"  <object>\n    <name>{names[category - 1]}</name>\n"
+            text += f"    <difficult>0</difficult>\n    <bndbox>{sides}</bndbox>\n  </object>\n"
+        yield f"{os.path.splitext(file_name)[0]}.xml", f"{text}</annotation>\n"  # noqa: PTH122
+    yield CLASS_FILES[1], class_list(annotations.category_names)

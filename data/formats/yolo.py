@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from common.errors import InputError
-from common.files import read_bytes, write_atomically
+from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
 from data.annotations import SLACK, Annotations, spellings
@@ -74,8 +74,7 @@ def read_yolo(
     """Read all splits of a data set in YOLO's format.
 
     The source is `data.yaml`, or a folder with it or with a list of names; `images` replaces the
-    folder of images, of a set that is not split. Its labels are beside the images, or have their
-    names below the folder `labels` of the source.
+    folder of images, of a set that is not split; labels are then in the source too.
 
     Raises:
         InputError: The first faulty file with line and field; the names, a folder or all labels are
@@ -536,37 +535,24 @@ def shares_of_box(box: Sequence[float], size: tuple[int, int]) -> list[float]:
     return [(x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
 
 
-def yolo_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return what `write_yolo` writes: a file of labels for each image, and four others.
+def yolo_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield labels in Roboflow's layout, with six digits of shares, without images and scores.
 
-    Roboflow's layout, which CVAT takes too; the folder `train` alone is Label Studio's.
+    CVAT takes it as a zip, Label Studio takes its folder `train`, and LabelImg `train/labels`.
     """
-    part = folder / "train"
-    labels = [part / "labels" / PurePosixPath(name).with_suffix(".txt") for name in names]
-    # LabelImg looks for the classes beside the labels.
-    classes = [below / NAME_FILES[0] for below in (part, part / "labels")]
-    return [*labels, folder / "data.yaml", folder / "train.txt", *classes]
-
-
-def write_yolo(
-    folder: Path, annotations: Annotations, scores: Sequence[float], console: Console
-) -> None:
-    """Write labels, which have no scores, with six digits of shares; the images are not copied."""
     names, classes = annotations.file_names, annotations.category_names
-    *labels, description, images, beside, below = yolo_files(folder, names)
-    for row, file in enumerate(labels):
-        height, width = annotations.image_size(row)
-        lines = []
-        for category, box in boxes_in(annotations, row):
-            shares = (f"{share:.6f}" for share in shares_of_box(box, (width, height)))
-            lines.append(f"{category - 1} {' '.join(shares)}\n")
-        write_atomically(file, "".join(lines))
     # A text of JSON is one of YAML.
-    named = (f"  {place}: {json.dumps(name)}\n" for place, name in enumerate(classes))
-    write_atomically(description, f"train: {images.name}\nnames:\n{''.join(named)}")
-    write_atomically(images, "".join(f"./train/images/{name}\n" for name in names))
-    for file in (beside, below):
-        write_atomically(file, class_list(classes))
+    described = "".join(f"  {place}: {json.dumps(name)}\n" for place, name in enumerate(classes))
+    yield "data.yaml", f"train: train.txt\nnames:\n{described}"
+    yield "train.txt", "".join(f"./train/images/{name}\n" for name in names)
+    for folder in ("train", "train/labels"):
+        yield f"{folder}/{NAME_FILES[0]}", class_list(classes)
+    for row, name in enumerate(names):
+        text = ""
+        for category, box in boxes_in(annotations, row):
+            shares = shares_of_box(box, annotations.image_size(row)[::-1])
+            text += f"{category - 1} {' '.join(f'{share:.6f}' for share in shares)}\n"
+        yield f"train/labels/{os.path.splitext(name)[0]}.txt", text  # noqa: PTH122
 
 
 def box_of_polygon(index: int, shares: Sequence[float], size: tuple[int, int]) -> Box:

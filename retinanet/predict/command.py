@@ -14,17 +14,15 @@ from common.files import require_free
 from common.machine import require_packages
 from common.outputs import require_no_input
 from common.wording import counted, listed
-from data.annotations import ClassMap
 from retinanet.commands import PredictOptions
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
-from retinanet.evaluation.command import noted_precision, read_trained
+from retinanet.evaluation.command import noted_precision
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.labels import Labels
 from retinanet.predict.search import (
     DetectionCounter,
     Search,
     Source,
-    Sources,
     box_file,
     find_sources,
     number_outputs,
@@ -47,24 +45,22 @@ def predict(options: PredictOptions) -> int:
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    folder, draws = options.out or DEFAULT_OUT, not (options.no_pictures or options.labels)
+    folder, only = options.out or DEFAULT_OUT, options.only or ()
+    draws = not (options.no_pictures or options.labels)
     sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
     if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
-    labels = labels_to_write(options, sources)
+    labels = Labels(options, sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
     json_files = [options.json] if options.json else []
-    outputs = [*(source.drawn for source in sources.all if draws), *json_files]
-    if labels is not None:
-        outputs += labels.outputs([source.file for source in sources.pictures])
+    outputs = [*(each.drawn for each in sources.all if draws), *labels.files, *json_files]
     require_free(outputs, overwrite=options.overwrite, advice="give --overwrite or another --out")
     console = make_console()
     precision = noted_precision(options.precision, console)
     detector = Detector.load(options.checkpoint, precision=precision)
-    read = (source.file for source in sources.all)
-    require_no_input(outputs, [*read, *detector.path.iterdir()])
-    detector.require_classes(options.only or (), option="--class")
+    require_no_input(outputs, [*(each.file for each in sources.all), *detector.path.iterdir()])
+    detector.require_classes(only, option="--class")
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))
@@ -75,49 +71,30 @@ def predict(options: PredictOptions) -> int:
             only=options.only,
             batch_size=options.batch_size,
             draws=draws,
-            labels=labels,
             add_boxes=add_boxes,
             counter=counter,
             console=console,
             stop=stop,
         )
-        detect_in_pictures(sources.pictures, search)
+        detect_in_pictures(sources.pictures, search, labels)
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=options.every)
-    written = [*([folder] if draws or labels else []), *json_files]
-    where = f" → {', '.join(map(str, written))}" if written else ""
-    line = f"{counter.summary()} in {precision}{where}{skipped(counter, sources)}"
+    written = ", ".join(map(str, [*([folder] if draws or labels.files else []), *json_files]))
+    line = f"{counter.summary()} in {precision}" + (f" → {written}" if written else "")
+    if others := sources.left_out.others:
+        line += f"; {counted(others, 'other file')} skipped"
+    if counter.problems:
+        line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)
-    if labels is not None:
-        labels.write(console)
+    labels.write(console)
     if stop.received:
         console.print(f"{stop.received}: stopped before the end; written files are complete")
         return INTERRUPTED
     return BAD_INPUT if counter.problems else FINISHED
 
 
-def skipped(counter: DetectionCounter, sources: Sources) -> str:
-    """Return how many files were no pictures, or could not be read, as the end of a line."""
-    others, problems = sources.left_out.others, counter.problems
-    text = f"; {counted(others, 'other file')} skipped" if others else ""
-    return text + (f"; {problems} could not be read (see above)" if problems else "")
-
-
-def labels_to_write(options: PredictOptions, sources: Sources) -> Labels | None:
-    """Return what collects the boxes for --labels; raise InputError for what it is not for."""
-    if options.labels is None:
-        return None
-    if options.out is None:
-        raise InputError("command line: --labels: needs --out DIR, the folder for the labels")
-    if sources.videos:
-        file = sources.videos[0].file
-        raise InputError(f"{file}: --labels is for pictures; save frames of it as pictures")
-    classes = ClassMap.from_json(read_trained(options.checkpoint).model.classes)
-    return Labels(options.labels, options.out, pictures=options.pictures, classes=classes)
-
-
-def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
+def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Labels) -> None:
     """Detect objects in all pictures, or until a signal; print an error for unreadable pictures.
 
     Raises:
@@ -144,8 +121,7 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):
                 records = search.record(source.file, detections)
-                if search.labels is not None:
-                    search.labels.add(source.file, (pixels.shape[1], pixels.shape[0]), detections)
+                labels.add(source.file, (pixels.shape[1], pixels.shape[0]), detections)
                 if search.draws:
                     drawn = draw_detections(
                         pixels, detections, names=search.detector.names, least_score=0

@@ -24,7 +24,6 @@ from data.decoding import SUFFIXES
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import Pixels
-from retinanet.predict.labels import Labels
 from retinanet.training.signals import StopRequest
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mjpeg", ".mjpg", ".mpg", ".ts")
@@ -206,7 +205,6 @@ class Search:
     only: Sequence[str] | None  # and those of all other classes, if it is given
     batch_size: int
     draws: bool  # Whether drawn copies are written
-    labels: Labels | None  # Collects the boxes of pictures, with --labels
     add_boxes: AddBoxes  # Writes to the JSON file, if there is one
     counter: DetectionCounter
     console: Console

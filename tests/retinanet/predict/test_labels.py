@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -10,14 +12,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from pycocotools.coco import COCO
 
+import retinanet.predict.labels
 from common.console import make_console
 from common.errors import InputError
+from common.files import require_free
 from data.__main__ import main as data_main
 from data.annotations import UNNAMED, Annotations, ClassMap
 from data.index import open_annotations
 from retinanet.__main__ import main
+from retinanet.commands import PredictOptions
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.predict.labels import Labels
+from retinanet.predict.search import find_sources
 from tests.support.commands import RunHere, error_line
 from tests.support.random_detectors import NAMES
 
@@ -58,18 +64,33 @@ def some_detections(seed: int, *, boxes: int = 9) -> ImageDetections:
     )
 
 
+@pytest.fixture(autouse=True)
+def classes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints have the classes above, without being there."""
+    if "detector" not in request.fixturenames:
+        model = SimpleNamespace(classes=CLASSES.to_json())
+        monkeypatch.setattr(
+            retinanet.predict.labels, "read_trained", lambda path: SimpleNamespace(model=model)
+        )
+
+
+def labels_of(name: Any, out: Path, *pictures: Path) -> Labels:
+    options = PredictOptions(
+        checkpoint=Path("run"), pictures=list(pictures), out=out, labels=name, json=None
+    )
+    return Labels(options, find_sources(pictures, out=out))
+
+
 def written(name: str, photos: Path, out: Path) -> dict[str, ImageDetections]:
     """Write labels of all photos; return the boxes that they should have."""
-    labels = Labels(name, out, pictures=[photos], classes=CLASSES)
-    files = [photos / file for file in ORIENTATIONS]
+    labels = labels_of(name, out, photos)
     expected = {}
-    outputs = labels.outputs(files)
-    for seed, file in enumerate(files):
-        found = some_detections(seed, boxes=0 if "empty" in file.name else 9)
-        labels.add(file, SIZE, found)
-        expected[str(file.relative_to(photos))] = found
+    for seed, file in enumerate(ORIENTATIONS):
+        found = some_detections(seed, boxes=0 if "empty" in file else 9)
+        labels.add(photos / file, SIZE, found)
+        expected[file] = found
     labels.write(make_console(quiet=True))
-    assert sorted(outputs) == sorted(file for file in out.rglob("*") if file.is_file())
+    assert sorted(labels.files) == sorted(file for file in out.rglob("*") if file.is_file())
     return expected
 
 
@@ -131,7 +152,7 @@ def test_other_readers_see_the_same_boxes(tmp_path: Path) -> None:
     assert classes == NAMED == (tmp_path / "yolo/train/classes.txt").read_text().splitlines()
     assert "./train/images/b/c/ä.png" in (tmp_path / "yolo/train.txt").read_text().splitlines()
 
-    tree = ET.parse(tmp_path / "voc/Annotations/b/c/ä.xml").getroot()
+    tree = ET.parse(tmp_path / "voc/b/c/ä.xml").getroot()
     assert [tree.findtext(path) for path in ("filename", "size/width")] == ["ä.png", "64"]
     objects = tree.findall("object")
     assert [NAMED.index(str(each.findtext("name"))) for each in objects] == numbers
@@ -153,33 +174,30 @@ def test_other_readers_see_the_same_boxes(tmp_path: Path) -> None:
 
 def test_smallest_box_keeps_a_pixel(tmp_path: Path) -> None:
     write_photos(tmp_path, {"a.png": 1})
-    labels = Labels("voc", tmp_path / "out", pictures=[tmp_path], classes=CLASSES)
+    labels = labels_of("voc", tmp_path / "out", tmp_path)
     at_border = np.array([[63.9, 47.8, 64, 48], [10.4, 20, 10.45, 20.1]])
     tiny = ImageDetections(
         image_id=0, boxes=at_border, scores=np.ones(2), category_ids=np.array([7, 7])
     )
     labels.add(tmp_path / "a.png", SIZE, tiny)
     labels.write(make_console(quiet=True))
-    text = (tmp_path / "out/Annotations/a.xml").read_text()
+    text = (tmp_path / "out/a.xml").read_text()
     assert "<xmin>64</xmin><ymin>48</ymin><xmax>64</xmax><ymax>48</ymax>" in text
     assert "<xmin>11</xmin><ymin>21</ymin><xmax>11</xmax><ymax>21</ymax>" in text
 
 
-@pytest.mark.parametrize("name", ["yolo", "voc", "coco"])
-def test_pictures_that_would_share_labels_are_refused(tmp_path: Path, name: str) -> None:
-    labels = Labels(name, tmp_path, pictures=[Path("a"), Path("b")], classes=CLASSES)
-    assert labels.name_of(Path("a/x.png")) == "a/x.png"
-    labels.outputs([Path("a/x.png"), Path("b/x.png")])
-    with pytest.raises(InputError, match=r"a/x\.png: its labels, .*, would be those of a/x\.png"):
-        labels.outputs([Path("a/x.png"), Path("a/x.png")])
-    if name != "coco":
-        with pytest.raises(InputError, match=r"a/x\.jpg: its labels, .*/x\.(txt|xml), would be"):
-            labels.outputs([Path("a/x.png"), Path("a/x.jpg")])
-
-
-def test_class_of_two_lines_is_refused() -> None:
-    with pytest.raises(InputError, match="line break"):
-        Labels("yolo", Path("x"), pictures=[Path("a.png")], classes=ClassMap((1,), ("a\nb",)))
+def test_names_begin_in_the_folder_of_all_pictures(tmp_path: Path) -> None:
+    write_photos(tmp_path, {"a/x.png": 1, "b/x.png": 1, "b/x.jpg": 1})
+    labels = labels_of("yolo", tmp_path / "out", tmp_path / "a", tmp_path / "b" / "x.png")
+    assert [str(file.relative_to(tmp_path)) for file in labels.files[4:]] == [
+        "out/train/labels/a/x.txt",
+        "out/train/labels/b/x.txt",
+    ]
+    require_free(labels.files, overwrite=False, advice="")
+    for name in ("yolo", "voc"):  # both pictures' labels have one name
+        labels = labels_of(name, tmp_path / "out", tmp_path / "b")
+        with pytest.raises(InputError, match=r"x\.(txt|xml): two outputs have this name"):
+            require_free(labels.files, overwrite=False, advice="")
 
 
 @pytest.mark.slow
