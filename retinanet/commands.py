@@ -119,6 +119,10 @@ class ReportOptions:
         "COCO-format JSON of other images, with --images", default=None, metavar="FILE"
     )
     images: Path | None = option("the folder of its images", default=None, metavar="DIR")
+    unlabelled: Path | None = option(
+        "folder with pictures to choose from: list those to label next", default=None, metavar="DIR"
+    )
+    next: int = option("how many of them", default=20, parse=positive, metavar="N")
     out: Path | None = option(
         "the page (default: report.html in the folder of the run)", default=None, metavar="FILE"
     )
@@ -138,13 +142,18 @@ it is written into the folder of the run, and opens in any browser.
 
 The detections of the checkpoint's evaluation, which the run keeps in eval/, are used if they are
 there and --precision names no other than the training's; otherwise the detector runs on all images
-again.""",
+again.
+
+With --unlabelled, the page shows which pictures of a folder to label next: where the detector is
+unsure, perhaps sees a rare class, or pictures unlike those of the training. The file .next.txt
+beside the page has a path on each line.""",
     examples="""\
 examples:
   retinanet report runs/demo
   retinanet report runs/demo --overwrite --json report.json
   retinanet report runs/demo/checkpoints/last --out last.html
   retinanet report runs/coco --annotations mine.json --images photos --out mine.html
+  retinanet report runs/coco --unlabelled new-photos --overwrite
 
 docs/evaluation.md explains the page.""",
     options=ReportOptions,
@@ -167,6 +176,13 @@ class PredictOptions:
         metavar="DIR",
     )
     no_pictures: bool = flag("write no pictures, only --json")
+    labels: Literal["yolo", "voc", "coco"] | None = option(
+        "write the boxes to --out as labels to correct, instead of drawn pictures: yolo for "
+        "LabelImg, Label Studio and CVAT, voc (Pascal VOC) for LabelImg and CVAT, coco for CVAT "
+        "and Label Studio",
+        default=None,
+        choices=("yolo", "voc", "coco"),
+    )
     score: float = option(
         "omit boxes with a lower score", default=0.4, parse=probability, metavar="P"
     )
@@ -207,6 +223,11 @@ examples:
   retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
   retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
   retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
+  retinanet predict --checkpoint runs/demo photos/ --labels yolo --out predicted
+
+With --labels, a person corrects boxes instead of drawing them: docs/formats.md says in which menus,
+and how they come back. A low --score leaves wrong boxes to delete, a high one missing boxes to
+draw.
 
 Videos need PyAV, one of the packages of `make serving`.""",
     options=PredictOptions,

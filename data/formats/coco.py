@@ -23,6 +23,7 @@ from data.annotations import Annotations, Split, TextColumn, spellings
 from data.coco_json import UNKNOWN_SIZE, check_ids, clean_annotations, read_entries
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.findings import KINDS, TAKEN, Findings
+from data.formats.convert import json_parts
 from data.formats.labels import (
     NOTES,
     SPLIT_NAMES,
@@ -297,3 +298,9 @@ def nearby_folders(file: Path, root: Path, reach: Reach) -> Iterator[Path]:
                 yield folder
             if len(seen) == MOST_FOLDERS:
                 return
+
+
+def coco_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield one file, with scores and hundredths of pixels, under the name that CVAT gives it."""
+    parts = json_parts(annotations, lambda done, note: None, scores=scores)
+    yield "annotations/instances_default.json", b"".join(parts).decode()

@@ -178,16 +178,20 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
 
 def write_annotations(file: Path, annotations: Annotations, *, console: Console) -> None:
     """Write COCO-format JSON, some thousand entries at a time."""
+    with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
+        write_parts(file, json_parts(annotations, advance))
+
+
+def json_parts(
+    annotations: Annotations, advance: Advance, *, scores: Sequence[float] = ()
+) -> Iterator[bytes]:
+    """Return COCO-format JSON in parts; with a score of each box, for labelling programs."""
     ids, names = annotations.category_ids.tolist(), annotations.category_names
     head = {
         "categories": [{"id": each, "name": name} for each, name in zip(ids, names, strict=True)]
     }
-    with progress(console, f"writing {file.name}", total=len(annotations.boxes)) as advance:
-        lists = (
-            ("images", image_entries(annotations)),
-            ("annotations", box_entries(annotations, advance)),
-        )
-        write_parts(file, list_parts(head, lists))
+    boxes = box_entries(annotations, scores, advance)
+    return list_parts(head, (("images", image_entries(annotations)), ("annotations", boxes)))
 
 
 Entries = Iterator[list[dict[str, Any]]]
@@ -211,7 +215,7 @@ def image_entries(annotations: Annotations) -> Entries:
         ]
 
 
-def box_entries(annotations: Annotations, advance: Advance) -> Entries:
+def box_entries(annotations: Annotations, scores: Sequence[float], advance: Advance) -> Entries:
     """Yield blocks of the list of boxes."""
     images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
     for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
@@ -226,7 +230,12 @@ def box_entries(annotations: Annotations, advance: Advance) -> Entries:
             annotations.box_is_crowd[rows].astype(int).tolist(),
         )
         fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-        yield [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        entries = [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
+        for entry, score in zip(entries, scores[start:], strict=False):
+            # Without `segmentation` CVAT refuses a box.
+            entry |= {"segmentation": [], "score": score}
+            entry["bbox"] = [round(number, 2) for number in entry["bbox"]]
+        yield entries
         advance(start + len(boxes), "")
 
 

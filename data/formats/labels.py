@@ -8,7 +8,7 @@ read. A fault does not end the reading: all are printed, then refused, or left o
 import codecs
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,8 @@ CheckNames = Callable[[Collection[str], Collection[Path]], None]
 """Called by a reader with the names of the splits and their JSON files, before it reads labels."""
 Reader = Callable[["LabelOptions", CheckNames, Console], "list[LabelledSplit]"]
 """Reads all splits of a data set in a format; raises InputError."""
+Writer = Callable[[Annotations, Sequence[float]], Iterator[tuple[str, str]]]
+"""Yields paths and texts of files with annotations, whose ids count from 1, and boxes' scores."""
 MOST_BYTES = 10_000_000  # of a file with the labels of one image
 FAULTS_KEPT, FAULTS_SHOWN = 1000, 20
 SKIP_BAD = "--skip-bad-labels"
@@ -250,6 +252,8 @@ def mark_displayed(splits: Sequence[LabelledSplit], console: Console) -> list[La
                     size, annotated = (height, width), split.annotations.image_size(row)
                     if orientation == AS_STORED:
                         pass
+                    elif split.annotations.is_displayed[row]:  # the labels say so
+                        turned[place].append(row)
                     elif orientation not in QUARTER_TURNS or fits_both_ways(size, annotated):
                         unclear[place].append(row)
                     elif is_quarter_turn(size, annotated):
@@ -327,6 +331,18 @@ def read_class_names(file: Path, text: str) -> dict[int, str]:
         raise InputError(f"{file}: no class; expected a name on each line")
     require_distinct(file, list(names.values()))
     return names
+
+
+def boxes_in(annotations: Annotations, row: int) -> Iterator[tuple[int, list[float]]]:
+    """Return the category id and the corners, xyxy, of each box in an image."""
+    rows = annotations.box_slice(row)
+    ids, boxes = annotations.box_category_ids[rows].tolist(), annotations.boxes[rows].tolist()
+    return zip(ids, boxes, strict=True)
+
+
+def class_list(names: Sequence[str]) -> str:
+    """Return the text that `read_class_names` reads."""
+    return "".join(f"{printable(name)}\n" for name in names)
 
 
 def named_classes(classes: Sequence[str]) -> list[str]:

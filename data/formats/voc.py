@@ -9,12 +9,13 @@ neither as found nor as missed, and training leaves it out.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NoReturn
 from xml.parsers import expat
+from xml.sax.saxutils import escape
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +23,7 @@ from rich.console import Console
 from common.errors import InputError, require_few_classes
 from common.files import or_unreadable, read_bytes
 from common.walk import LeftOut, Reach, walk_files
-from data.annotations import enclosing_box, spellings
+from data.annotations import Annotations, enclosing_box, spellings
 from data.coco_json import angle
 from data.decoding import SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
@@ -34,6 +35,8 @@ from data.formats.labels import (
     LabelledSplit,
     LabelOptions,
     LabelPart,
+    boxes_in,
+    class_list,
     labelled_images,
     mark_displayed,
     nearest_name,
@@ -144,9 +147,11 @@ def listed_classes(source: Path, reach: Reach) -> list[str] | None:
         if not file.is_file():
             continue
         text = read_list(reach.require(file))
-        # CVAT's lines are `name:colour:parts:actions`, below a comment.
-        lines = [line.split(":")[0] for line in text.splitlines() if not line.startswith("#")]
-        names = read_class_names(file, "\n".join(lines))
+        if file.name == CLASS_FILES[0]:
+            # CVAT's lines are `name:colour:parts:actions`, below a comment.
+            lines = [line.split(":")[0] for line in text.splitlines() if not line.startswith("#")]
+            text = "\n".join(lines)
+        names = read_class_names(file, text)
         return [name for name in names.values() if name != "background"]
     return None
 
@@ -470,3 +475,25 @@ class XmlReader:
             f"{self.file}: line {self.parser.CurrentLineNumber}: has a document type declaration "
             "(<!DOCTYPE), which VOC's format does not use; remove it"
         )
+
+
+def pixels_of_box(box: Sequence[float], size: tuple[int, int]) -> list[int]:
+    """Return first and last column and row of a box, xyxy: `SIDES`, from 1, at least one pixel."""
+    first = [min(round(edge), side - 1) + 1 for edge, side in zip(box[:2], size, strict=True)]
+    return [*first, *(max(round(edge), low) for edge, low in zip(box[2:], first, strict=True))]
+
+
+def voc_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield an XML file for each image, in VOC's whole pixels, and the list of the classes."""
+    names = list(map(escape, annotations.category_names))
+    for row, file_name in enumerate(annotations.file_names):
+        height, width = annotations.image_size(row)
+        text = f"<annotation>\n  <filename>{escape(PurePosixPath(file_name).name)}</filename>\n"
+        text += f"  <size><width>{width}</width><height>{height}</height><depth>3</depth></size>\n"
+        for category, box in boxes_in(annotations, row):
+            pixels = zip(SIDES, pixels_of_box(box, (width, height)), strict=True)
+            sides = "".join(f"<{side}>{pixel}</{side}>" for side, pixel in pixels)
+            text += f"  <object>\n    <name>{names[category - 1]}</name>\n"
+            text += f"    <difficult>0</difficult>\n    <bndbox>{sides}</bndbox>\n  </object>\n"
+        yield f"{os.path.splitext(file_name)[0]}.xml", f"{text}</annotation>\n"  # noqa: PTH122
+    yield CLASS_FILES[1], class_list(annotations.category_names)

@@ -12,6 +12,7 @@ splits, in `classes.txt` (LabelImg, Label Studio) or `obj.names` (Darknet, CVAT)
 What these files and links name is read if it is in the data set's folder (`common/walk.py`).
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from common.errors import InputError
 from common.files import read_bytes
 from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
 from common.yaml_text import read_yaml
-from data.annotations import SLACK, spellings
+from data.annotations import SLACK, Annotations, spellings
 from data.decoding import AS_STORED, SUFFIXES, displayed_size, read_photo
 from data.formats.labels import (
     MOST_BYTES,
@@ -38,6 +39,8 @@ from data.formats.labels import (
     LabelledSplit,
     LabelOptions,
     LabelPart,
+    boxes_in,
+    class_list,
     labelled_images,
     number,
     quoted,
@@ -62,6 +65,7 @@ class YoloSet:
     splits: Mapping[str, Sequence[Path]]
     keypoint_numbers: int | None  # numbers after a box; 0: none, None: not known
     reach: Reach
+    moved: tuple[Path, Path] | None = None  # the folder `--images`, and that of its labels
 
 
 def read_yolo(
@@ -70,7 +74,7 @@ def read_yolo(
     """Read all splits of a data set in YOLO's format.
 
     The source is `data.yaml`, or a folder with it or with a list of names; `images` replaces the
-    folder of images, of a set that is not split.
+    folder of images, of a set that is not split; labels are then in the source too.
 
     Raises:
         InputError: The first faulty file with line and field; the names, a folder or all labels are
@@ -111,11 +115,11 @@ def read_splits(
         part.counts.update(listed)
         if part.counts["without"] == len(files):
             first = folder / files[0]
-            looked_for = " or ".join(str(file) for file in label_files(first))
+            looked_for = " or ".join(label_files(first, found.moved))
             raise InputError(f"{first}: no image has a file of labels; looked for {looked_for}")
         notes = part.notes()
         images = [os.path.join(folder, file) for file in files]  # noqa: PTH118
-        orphans = labels_without_image(entries, images, found.reach)
+        orphans = labels_without_image(entries, images, found)
         if orphans:
             notes.append(
                 f"files of labels without an image (left out): {len(orphans):,}, first {orphans[0]}"
@@ -164,7 +168,7 @@ def find_set(options: LabelOptions) -> YoloSet:
             raise InputError(f"{source}: has several YAML files ({names}); give one of them")
         lists = [
             folder / name
-            for folder in (source, source / "labels")
+            for folder in (source, source / "labels", source / "train")
             for name in NAME_FILES
             if (folder / name).is_file()
         ]
@@ -172,7 +176,8 @@ def find_set(options: LabelOptions) -> YoloSet:
             raise InputError(
                 f"{source}: no names of classes: expected data.yaml, {' or '.join(NAME_FILES)}"
             )
-        file = reach.require(named[0] if named else lists[0])
+        are_moved = images is not None and lists
+        file = reach.require(named[0] if named and not are_moved else lists[0])
     if file.suffix in (".yaml", ".yml"):
         if images is not None:
             raise InputError(f"--images: {file} names the images; change it there")
@@ -182,7 +187,10 @@ def find_set(options: LabelOptions) -> YoloSet:
     folder = images or root
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder of images")
-    return YoloSet(file, classes, {WHOLE: [folder]}, None, reach)
+    below = (root / "labels", root / "train" / "labels")  # the latter is Roboflow's
+    labels = next((place for place in below if place.is_dir()), root)
+    moved = None if images is None else (images, labels)
+    return YoloSet(file, classes, {WHOLE: [folder]}, None, reach, moved)
 
 
 def set_of_yaml(file: Path, reach: Reach) -> YoloSet:
@@ -324,11 +332,17 @@ def images_of_list(file: Path, reach: Reach) -> Iterator[tuple[int, str, bool]]:
             yield place, path or next(present, beside), path is not None and path not in known
 
 
-def label_files(image: Path | str) -> list[str]:
-    """Return where an image's labels may be: `images` in its path is `labels`, or beside it."""
+def label_files(image: Path | str, moved: tuple[Path, Path] | None = None) -> list[str]:
+    """Return where an image's labels may be: `images` in its path is `labels`, or beside it.
+
+    Or they are in the second folder of `moved` as the image is in the first.
+    """
     beside = f"{os.path.splitext(image)[0]}.txt"  # noqa: PTH122
     in_labels = exchange_folder(beside, "images", "labels")
-    return [beside] if in_labels is None else [in_labels, beside]
+    files = [beside] if in_labels is None else [in_labels, beside]
+    if moved is not None:
+        files.insert(0, os.path.join(moved[1], os.path.relpath(beside, moved[0])))  # noqa: PTH118
+    return files
 
 
 def exchange_folder(path: str, old: str, new: str) -> str | None:
@@ -338,21 +352,25 @@ def exchange_folder(path: str, old: str, new: str) -> str | None:
     return f"{before}/{new}/{after}"[1:] if found else None
 
 
-def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: Reach) -> list[str]:
+def labels_without_image(
+    entries: Sequence[Path], images: Sequence[str], found: YoloSet
+) -> list[str]:
     """Return the files of labels near some images that are of no image at all, in order.
 
     `entries` are the folders and lists of a split, `images` the paths of its images. A text is a
     file of labels if its first line is one: notes may lie beside images.
     """
-    folders = {os.path.dirname(file) or "." for image in images for file in label_files(image)}  # noqa: PTH120
+    reach = found.reach
+    labels = [file for image in images for file in label_files(image, found.moved)]
+    folders = {os.path.dirname(file) or "." for file in labels}  # noqa: PTH120
     for entry in entries:
         if entry.is_dir():  # also folders of labels of which every image is missing
-            for file in label_files(entry / "any"):
+            for file in label_files(entry / "any", found.moved):
                 top = Path(file).parent
                 if reach.covers(top) and top.is_dir():
                     walk = walk_folders(top, reach, LeftOut(), suffixes=(".txt",))
                     folders |= {os.path.join(top, folder.below) for folder in walk}  # noqa: PTH118
-    with_image = {os.path.splitext(os.path.normpath(image))[0] for image in images}  # noqa: PTH122
+    with_image = {os.path.splitext(os.path.normpath(file))[0] for file in (*images, *labels)}  # noqa: PTH122
 
     @cache
     def images_in(folder: str) -> set[str]:
@@ -364,7 +382,7 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: 
         folder, name = os.path.split(stem)
         return stem in with_image or name in images_in(folder)
 
-    found = []
+    orphans = []
     for folder in sorted({os.path.normpath(folder) for folder in folders}):
         for name in list_folder(folder):
             stem, suffix = os.path.splitext(os.path.normpath(os.path.join(folder, name)))  # noqa: PTH118, PTH122
@@ -374,8 +392,8 @@ def labels_without_image(entries: Sequence[Path], images: Sequence[str], reach: 
             if has_image(stem) or (in_images is not None and has_image(in_images)):
                 continue
             if reach.covers(f"{stem}{suffix}") and begins_with_label(Path(folder, name)):
-                found.append(f"{stem}{suffix}")
-    return found
+                orphans.append(f"{stem}{suffix}")
+    return orphans
 
 
 def list_folder(folder: str) -> list[str]:
@@ -400,7 +418,7 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
         path = os.path.join(folder, name)  # noqa: PTH118
         try:
             stored, orientation = read_photo(Path(path))
-            file_of_labels, text = read_text_of(path, labelled.reach)
+            file_of_labels, text = read_text_of(path, labelled)
         except InputError as fault:
             part.add_fault(fault)
             continue
@@ -421,11 +439,11 @@ def read_labels(folder: Path, labelled: YoloSet, names: Sequence[str]) -> LabelP
     return part.finish()
 
 
-def read_text_of(image: str, reach: Reach) -> tuple[str | None, str]:
+def read_text_of(image: str, labelled: YoloSet) -> tuple[str | None, str]:
     """Return an image's file of labels and its text; None and no text if there is no file."""
-    for file in label_files(image):
+    for file in label_files(image, labelled.moved):
         if os.path.exists(file):  # noqa: PTH110
-            return file, read_list(reach.require(Path(file)), most_bytes=MOST_BYTES)
+            return file, read_list(labelled.reach.require(Path(file)), most_bytes=MOST_BYTES)
     return None, ""
 
 
@@ -509,6 +527,32 @@ def box_of_shares(index: int, shares: Sequence[float], size: tuple[int, int]) ->
     width, height = shares[2] * size[0], shares[3] * size[1]
     x, y = shares[0] * size[0] - width / 2, shares[1] * size[1] - height / 2
     return Box(index, (x, y, x + width, y + height), width * height)
+
+
+def shares_of_box(box: Sequence[float], size: tuple[int, int]) -> list[float]:
+    """Return centre and sides of a box, xyxy in pixels: what `box_of_shares` takes."""
+    (x1, y1, x2, y2), (width, height) = box, size
+    return [(x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
+
+
+def yolo_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield labels in Roboflow's layout, with six digits of shares, without images and scores.
+
+    CVAT takes it as a zip, Label Studio takes its folder `train`, and LabelImg `train/labels`.
+    """
+    names, classes = annotations.file_names, annotations.category_names
+    # A text of JSON is one of YAML.
+    described = "".join(f"  {place}: {json.dumps(name)}\n" for place, name in enumerate(classes))
+    yield "data.yaml", f"train: train.txt\nnames:\n{described}"
+    yield "train.txt", "".join(f"./train/images/{name}\n" for name in names)
+    for folder in ("train", "train/labels"):
+        yield f"{folder}/{NAME_FILES[0]}", class_list(classes)
+    for row, name in enumerate(names):
+        text = ""
+        for category, box in boxes_in(annotations, row):
+            shares = shares_of_box(box, annotations.image_size(row)[::-1])
+            text += f"{category - 1} {' '.join(f'{share:.6f}' for share in shares)}\n"
+        yield f"train/labels/{os.path.splitext(name)[0]}.txt", text  # noqa: PTH122
 
 
 def box_of_polygon(index: int, shares: Sequence[float], size: tuple[int, int]) -> Box:

@@ -18,6 +18,7 @@ from retinanet.commands import PredictOptions
 from retinanet.detector import THREADS, Detector, read_ahead, read_picture
 from retinanet.evaluation.command import noted_precision
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
+from retinanet.predict.labels import Labels
 from retinanet.predict.search import (
     DetectionCounter,
     Search,
@@ -44,20 +45,21 @@ def predict(options: PredictOptions) -> int:
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    folder, draws, only = options.out or DEFAULT_OUT, not options.no_pictures, options.only or ()
+    folder, only = options.out or DEFAULT_OUT, options.only or ()
+    draws = not (options.no_pictures or options.labels)
     sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
     if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
+    labels = Labels(options, sources)
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
     json_files = [options.json] if options.json else []
-    outputs = [*(source.drawn for source in sources.all if draws), *json_files]
+    outputs = [*(each.drawn for each in sources.all if draws), *labels.files, *json_files]
     require_free(outputs, overwrite=options.overwrite, advice="give --overwrite or another --out")
     console = make_console()
     precision = noted_precision(options.precision, console)
     detector = Detector.load(options.checkpoint, precision=precision)
-    read = [source.file for source in sources.all]
-    require_no_input(outputs, [*read, *detector.path.iterdir()])
+    require_no_input(outputs, [*(each.file for each in sources.all), *detector.path.iterdir()])
     detector.require_classes(only, option="--class")
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
@@ -74,26 +76,25 @@ def predict(options: PredictOptions) -> int:
             console=console,
             stop=stop,
         )
-        detect_in_pictures(sources.pictures, search)
+        detect_in_pictures(sources.pictures, search, labels)
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=options.every)
-    written = [*([folder] if draws else []), *json_files]
-    line = f"{counter.summary()} in {precision}" + (
-        f" → {', '.join(map(str, written))}" if written else ""
-    )
+    written = ", ".join(map(str, [*([folder] if draws or labels.files else []), *json_files]))
+    line = f"{counter.summary()} in {precision}" + (f" → {written}" if written else "")
     if others := sources.left_out.others:
         line += f"; {counted(others, 'other file')} skipped"
     if counter.problems:
         line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)
+    labels.write(console)
     if stop.received:
         console.print(f"{stop.received}: stopped before the end; written files are complete")
         return INTERRUPTED
     return BAD_INPUT if counter.problems else FINISHED
 
 
-def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
+def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Labels) -> None:
     """Detect objects in all pictures, or until a signal; print an error for unreadable pictures.
 
     Raises:
@@ -120,6 +121,7 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search) -> None:
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):
                 records = search.record(source.file, detections)
+                labels.add(source.file, (pixels.shape[1], pixels.shape[0]), detections)
                 if search.draws:
                     drawn = draw_detections(
                         pixels, detections, names=search.detector.names, least_score=0

@@ -12,7 +12,14 @@ from common.page import render_page
 from retinanet.commands import ReportOptions
 from retinanet.evaluation.command import read_trained
 from retinanet.report.material import Material, find_run, read_material
-from retinanet.report.sections import all_sections, curve_records, pairs_table, summarize
+from retinanet.report.sections import (
+    all_sections,
+    curve_records,
+    label_section,
+    pairs_table,
+    summarize,
+)
+from retinanet.report.unlabelled import Candidate, propose
 from retinanet.training.run_folder import REPORT
 
 
@@ -25,9 +32,11 @@ def report(options: ReportOptions) -> int:
     folder, json_file = read_trained(options.checkpoint).folder, options.json
     run = find_run(folder)
     page = options.out or (run.path if run else folder) / REPORT
+    unlabelled, listed = options.unlabelled, page.with_suffix(".next.txt")
+    files = [page, *([listed] if unlabelled else [])]
     advice = "give --overwrite, or another file with --out"
-    require_free([page], overwrite=options.overwrite, advice=advice)
-    outputs = [page, *([json_file] if json_file else [])]
+    require_free(files, overwrite=options.overwrite, advice=advice)
+    outputs = [*files, *([json_file] if json_file else [])]
     require_no_input(outputs, [*folder.iterdir(), *([run.metrics] if run else [])])
     console = make_console()
     material = read_material(
@@ -39,10 +48,19 @@ def report(options: ReportOptions) -> int:
     )
     summary = summarize(material)
     title = f"{material.name}: what the detector finds and misses"
-    text = render_page(all_sections(material, page=page), title=title, summary=summary)
+    sections, numbers = all_sections(material, page=page), to_json(material)
+    if unlabelled is not None:
+        searched, found = propose(unlabelled, material, count=options.next, console=console)
+        sections.insert(2, label_section(found, material))
+        write_atomically(listed, "".join(f"{each.file}\n" for each in found))
+        numbers["label_next"] = [
+            dict(zip(Candidate._fields, each[:3], strict=False)) for each in found
+        ]
+        summary.append(f"Label next: {len(found)} of {searched:,} pictures, listed in {listed}.")
+    text = render_page(sections, title=title, summary=summary)
     write_atomically(page, text)
     if json_file is not None:
-        write_json(json_file, to_json(material))
+        write_json(json_file, numbers)
     for sentence in summary:
         print_line(console, printable(sentence))
     print_line(console, f"page: {page}, {len(text.encode()) / 1e6:.1f} MB; open it in a browser")

@@ -77,6 +77,7 @@ class Material:
     thresholds: NDArray[np.float64]  # [K]
     mistakes: Mistakes
     records: Sequence[dict[str, Any]]  # The run's `metrics.jsonl`
+    trained: DetectionDataset | None = None  # The training images, if they are here
 
     @property
     def name(self) -> str:
@@ -170,6 +171,7 @@ def read_material(
     curves = class_curves(dataset.annotations, detections)
     joint = joint_curve([item.curve for item in curves])
     default = joint.best.threshold if joint.best else 0.5
+    trained = training_images(dataset, config=config, run=run)
     thresholds = class_thresholds(curves, default=default)
     return Material(
         checkpoint=checkpoint,
@@ -178,7 +180,7 @@ def read_material(
         config=config,
         dataset=dataset,
         own_annotations=annotations,
-        trained_images=count_trained_images(dataset, config=config, run=run),
+        trained_images=None if trained is None else dataset.count_images_in(trained),
         detections=detections,
         evaluation=evaluation,
         curves=curves,
@@ -186,6 +188,7 @@ def read_material(
         thresholds=thresholds,
         mistakes=find_mistakes(dataset.annotations, detections, thresholds, images=PICTURES),
         records=records,
+        trained=trained,
     )
 
 
@@ -202,16 +205,16 @@ def current_config(checkpoint: Checkpoint, run: RunFolder | None) -> Config:
     return config_from_tree(checkpoint.state.config, str(checkpoint.folder / "state.json"))
 
 
-def count_trained_images(
+def training_images(
     measured: DetectionDataset, *, config: Config, run: RunFolder | None
-) -> int | None:
-    """Return how many images of a split the training used; None if its images are not here."""
+) -> DetectionDataset | None:
+    """Return the images that the training used; None if they are not here."""
     settings = config.data
     root = settings.root if settings.scenes is None or run is None else run.scenes
     try:
         split = configured_split(settings, "train", root=root)
         annotations = open_annotations(split.annotations)
-        trained = DetectionDataset(
+        return DetectionDataset(
             annotations,
             split.images,
             ClassMap.contiguous(annotations.category_ids, annotations.category_names),
@@ -223,7 +226,6 @@ def count_trained_images(
         )
     except InputError:
         return None
-    return measured.count_images_in(trained)
 
 
 def find_run(checkpoint: Path) -> RunFolder | None:

@@ -9,8 +9,11 @@ from common.page import Picture, jpeg_address
 from data.annotations import Annotations
 from data.dataset import DetectionDataset
 from data.decoding import decode_annotated
-from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_boxes
+from retinanet.detector import read_picture
+from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_boxes, draw_detections
+from retinanet.report.material import Material
 from retinanet.report.mistakes import NONE, ImageResult, Kind
+from retinanet.report.unlabelled import Candidate
 
 LONGEST_SIDE = 640  # A larger photo is made smaller before boxes are drawn. [pixels]
 MOST_BYTES = 70_000
@@ -40,6 +43,21 @@ def worst_picture(dataset: DetectionDataset, result: ImageResult) -> Picture:
     drawn = draw_result(pixels, annotations, result)
     content, (width, height) = as_jpeg(drawn)
     return Picture(jpeg_address(content), width, height, title=name, caption=describe(result))
+
+
+def candidate_picture(candidate: Candidate, material: Material) -> Picture:
+    """Return a picture to label, with the boxes from half of the best threshold upwards."""
+    names = material.dataset.class_map
+    content, (width, height) = as_jpeg(
+        draw_detections(
+            read_picture(candidate.file),
+            candidate.detections,
+            names=dict(zip(names.category_ids, names.names, strict=True)),
+            least_score=material.best.threshold / 2 if material.best else 0.2,
+        )
+    )
+    why = f"{candidate.reason}: {candidate.evidence}"
+    return Picture(jpeg_address(content), width, height, title=candidate.file, caption=why)
 
 
 def describe(result: ImageResult) -> str:

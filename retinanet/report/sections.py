@@ -33,7 +33,8 @@ from retinanet.report.curves import ClassCurve, Curve
 from retinanet.report.findings import all_suggestions
 from retinanet.report.material import Material
 from retinanet.report.mistakes import FALSE_POSITIVES, Kind, confused_pairs
-from retinanet.report.pictures import LEGEND, worst_picture
+from retinanet.report.pictures import LEGEND, candidate_picture, worst_picture
+from retinanet.report.unlabelled import Candidate
 from retinanet.training.detector_weights import describe_start
 from retinanet.training.recorder import format_metric, running_mean
 from retinanet.training.run_folder import RunFolder
@@ -192,6 +193,22 @@ def next_steps(material: Material, *, page: Path) -> list[Block]:
         blocks.append(Text(["Files, if this page is still beside them:"]))
         blocks.append(Links(links))
     return blocks
+
+
+LABEL_TEXT = (
+    "Uncertain: boxes have a score near the threshold of their class. Rare: a class has at most "
+    "half as many labelled objects as the mean class. Unlike: the picture is farther from all "
+    "training pictures than 95 % of those are from their nearest one. The reasons take turns."
+)
+
+
+def label_section(found: Sequence[Candidate], material: Material) -> Section:
+    """Return the pictures to label next, in their order."""
+    columns = tuple(map(text_column, Candidate._fields[:3]))
+    rows = [each[:3] for each in found]
+    pictures = [candidate_picture(each, material) for each in found[:OPEN_PICTURES]]
+    table = Table("Label these, in this order", columns, rows, notes=[LABEL_TEXT])
+    return Section("label", "Which pictures to label next", [table, Pictures(pictures)])
 
 
 def next_commands(material: Material) -> Iterator[tuple[str, str]]:
