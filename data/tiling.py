@@ -51,6 +51,9 @@ class Tiling:
         if not isinstance(self.overlap, Real) or not 0 <= float(self.overlap) <= MOST_OVERLAP:
             raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
 
+    def __str__(self) -> str:
+        return f"tiles of {self.side} pixels"
+
     def tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Return the tiles of a picture of (height, width) pixels, row by row."""
         height, width = size
@@ -90,6 +93,6 @@ class TileOptions:
         """Return the tiling; None without `--tiles`. Raises InputError for `--overlap` alone."""
         if self.tiles is None:
             if self.overlap is not None:
-                raise InputError("--overlap: only with --tiles; give the side of a tile too")
+                raise InputError("overlap: only with tiles; give their side too, such as 640")
             return None
         return Tiling(self.tiles, DEFAULT_OVERLAP if self.overlap is None else self.overlap)

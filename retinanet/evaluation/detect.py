@@ -3,10 +3,12 @@
 `detect_split` divides a split among ranks.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from common.console import progress
@@ -15,7 +17,7 @@ from data.annotations import ClassMap, Resize
 from data.augmentation import whole_view
 from data.dataset import Batch
 from data.loader import DetectionLoader
-from data.transforms import normalize, scale_boxes
+from data.transforms import fit_image, normalize, scale_boxes
 from launch.compute_threads import calling_thread_on
 from launch.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
@@ -80,6 +82,39 @@ def detect(
                 resize=resize,
                 original_size=original_size,
             )
+
+
+def detect_pictures(
+    model: RetinaNet,
+    pictures: Sequence[NDArray[np.uint8]],
+    *,
+    classes: ClassMap,
+    forward: Forward,
+    size: int,
+    resize: Resize,
+    score_threshold: float = SCORE_THRESHOLD,
+) -> list[ImageDetections]:
+    """Return the detections in one batch of RGB pictures [H, W, 3], in their pixels, best first.
+
+    They may differ in size, and are resized to the network's square of `size`; their places in the
+    batch are the `image_id`. `forward` is as in `detect_batch`.
+    """
+    shape = (len(pictures), 3, size, size)
+    images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+    for image, pixels in zip(images, pictures, strict=True):
+        image.copy_(fit_image(pixels, size=size, resize=resize))
+    batch = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
+    return [
+        to_original_size(
+            detections,
+            classes,
+            image_id=index,
+            size=size,
+            resize=resize,
+            original_size=(pixels.shape[0], pixels.shape[1]),
+        )
+        for index, (pixels, detections) in enumerate(zip(pictures, batch, strict=True))
+    ]
 
 
 def to_original_size(

@@ -85,12 +85,12 @@ def detect_split_in_tiles(
             pixels = read_pixels(
                 annotations, dataset.image_folder, row, decoder=dataset.rules.decoder
             )
-
-            def show(done: int, total: int) -> None:
-                advance(len(results), f"tile {done} of {total}")
-
             found = detect_in_tiles(
-                pixels, detect, tiling=tiling, batch_size=batch_size, between=show
+                pixels,
+                detect,
+                tiling=tiling,
+                batch_size=batch_size,
+                between=lambda done, total: advance(len(results), f"tile {done} of {total}"),
             )
             ratios = np.divide(annotations.image_size(row), pixels.shape[:2])[[1, 0, 1, 0]]
             image_id = int(annotations.image_ids[row])

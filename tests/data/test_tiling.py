@@ -67,5 +67,5 @@ def test_numbers_out_of_range_are_refused(side: int, overlap: float, problem: st
 def test_overlap_alone_is_refused() -> None:
     assert TileOptions(tiles=None, overlap=None).tiling() is None
     assert TileOptions(tiles=64, overlap=None).tiling() == Tiling(64, 0.2)
-    with pytest.raises(InputError, match="overlap: only with --tiles"):
+    with pytest.raises(InputError, match="overlap: only with tiles"):
         TileOptions(tiles=None, overlap=0.3).tiling()

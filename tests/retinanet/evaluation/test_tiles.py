@@ -1,14 +1,12 @@
 """Boxes of tiles become one list: by an oracle that knows every object, exactly and inexactly."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data.tiling import Tile, Tiling
+from data.tiling import Tiling
 from retinanet.evaluation.matching import ImageDetections
-from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles, merge_tiles
+from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles
 
 Boxes = NDArray[np.float64]
 PANORAMA = (400, 2000)  # height, width
