@@ -156,7 +156,7 @@ def cut_photos(photos: Annotations, cut: Cut, *, console: Console) -> Annotation
         console,
         f"{name}: {counted(len(photos), 'image')}, {counted(before, 'box', 'boxes')} → "
         f"{counted(len(counts), 'tile')}, {counted(boxes, 'box', 'boxes')}; "
-        f"{int((counts == 0).sum()):,} tiles without boxes: {cut.folder}",
+        f"{counted(int((counts == 0).sum()), 'tile')} without boxes: {cut.folder}",
     )
     if lost:
         print_line(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data.tiling import Tiling
+from data.tiling import Tile, Tiling
 from retinanet.evaluation.matching import ImageDetections
-from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles
+from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles, merge_tiles
 
 Boxes = NDArray[np.float64]
 PANORAMA = (400, 2000)  # height, width
@@ -130,3 +130,91 @@ def test_random_objects_are_found_once_each(seed: int) -> None:
     classes = random.integers(0, 3, len(boxes))
     found = detected(boxes, classes, size=size, tiling=tiling, noise=noise)
     require_each_once(found, boxes, within=1e-6 + 2.01 * noise)
+
+
+def merged(*found: tuple[list[float], float, int]) -> ImageDetections:
+    """Merge boxes, each (box in the picture, score, number of its view), of a class by default.
+
+    Two tiles of 100 × 100 share 20 columns; the third view is the whole picture, 180 × 100.
+    """
+    views = (Tile(0, 0, 100, 100), Tile(80, 0, 180, 100), Tile(0, 0, 180, 100))
+    lists = []
+    for number, view in enumerate(views):
+        own = sorted((each for each in found if each[2] == number), key=lambda each: -each[1])
+        boxes = np.array([box for box, _, _ in own], dtype=float).reshape(-1, 4)
+        boxes -= [view.left, view.top, view.left, view.top]
+        scores = np.array([score for _, score, _ in own])
+        lists.append(ImageDetections(0, boxes, scores, np.zeros(len(own), dtype=np.int64)))
+    return merge_tiles(views, lists)
+
+
+def rows(found: ImageDetections) -> list[tuple[list[float], float]]:
+    return [(box, score) for box, score in zip(found.boxes.tolist(), found.scores, strict=True)]
+
+
+def test_a_part_is_left_to_the_tile_that_sees_more() -> None:
+    whole = [90.0, 10, 115, 40]
+    # Half of it in the first tile, surer than the whole one in the second.
+    assert rows(merged(([90, 10, 100, 40], 0.9, 0), (whole, 0.5, 1))) == [(whole, 0.5)]
+    # The second tile has nothing there: it knows better.
+    assert rows(merged(([90, 10, 100, 40], 0.9, 0))) == []
+    # At the edge of the picture nothing is cut off.
+    assert rows(merged(([0, 10, 30, 40], 0.9, 0))) == [([0, 10, 30, 40], 0.9)]
+
+
+def test_a_whole_box_stands_for_its_parts() -> None:
+    large, left, right = [20.0, 10, 160, 90], [20.0, 10, 100, 90], [80.0, 12, 160, 90]
+    parts = (left, 0.8, 0), (right, 0.7, 1)
+    assert rows(merged(*parts)) == [([20, 10, 160, 90], 0.8)]
+    assert rows(merged(*parts, (large, 0.3, 2))) == [(large, 0.8)]
+    # A part that agrees with nothing goes if it is mostly in a surer box, and only then.
+    window = [60.0, 40, 100, 60]
+    assert rows(merged((window, 0.4, 0), (large, 0.5, 2))) == [(large, 0.5)]
+    assert rows(merged((window, 0.6, 0), (large, 0.5, 2))) == [(window, 0.6), (large, 0.5)]
+
+
+def test_parts_of_two_objects_are_not_joined() -> None:
+    upper, lower = [20.0, 10, 100, 40], [80.0, 45, 160, 80]
+    assert rows(merged((upper, 0.8, 0), (lower, 0.7, 1))) == [(upper, 0.8), (lower, 0.7)]
+    # The second box of a tile at a place, less sure than the first, is not joined to it.
+    assert rows(
+        merged((upper, 0.8, 0), ([80, 10, 160, 40], 0.7, 1), ([80, 8, 110, 44], 0.1, 1))
+    ) == [([20, 10, 160, 40], 0.8)]
+
+
+def test_classes_are_merged_by_themselves() -> None:
+    boxes = np.array([[300, 50, 1200, 150], [310, 55, 1210, 155]], dtype=float)
+    require_each_once(detected(boxes, np.array([4, 9]), least_side=3.0), boxes)
+    only = detected(boxes[:1], np.array([9]))
+    assert only.category_ids.tolist() == [9]
+
+
+def test_a_picture_no_larger_than_a_tile_is_detected_as_it_is() -> None:
+    found = ImageDetections(0, np.array([[0.0, 1, 2, 3]]), np.array([0.5]), np.array([1]))
+    calls: list[tuple[int, ...]] = []
+
+    def detect(pictures: object) -> list[ImageDetections]:
+        calls.extend(pixels.shape for pixels in pictures)  # type: ignore[attr-defined]
+        return [found]
+
+    pixels = picture_of((200, 150))
+    assert detect_in_tiles(pixels, detect, tiling=TILING, batch_size=3) is found
+    assert calls == [(200, 150, 3)]
+
+
+def test_a_batch_holds_no_more_tiles_than_asked() -> None:
+    sizes: list[int] = []
+    seen: list[tuple[int, int]] = []
+    detect = oracle(np.zeros((0, 4)), np.zeros(0, np.int64))
+
+    def counted(pictures: object) -> list[ImageDetections]:
+        sizes.append(len(pictures))  # type: ignore[arg-type]
+        assert all(p.base is not None for p in pictures)  # type: ignore[attr-defined]  # no copies
+        return detect(pictures)  # type: ignore[arg-type]
+
+    found = detect_in_tiles(
+        picture_of(PANORAMA), counted, tiling=TILING, batch_size=7,
+        between=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert sizes == [7, 7, 7, 7, 7, 5] and len(found.scores) == 0
+    assert seen == [(done, 40) for done in (7, 14, 21, 28, 35, 40)]
