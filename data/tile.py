@@ -35,6 +35,7 @@ from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
 from common.files import or_refused, removed_on_failure, require_free, require_writable_later
 from common.options import argument, flag, included, option
+from common.walk import Reach
 from common.wording import counted
 from data.annotations import (
     BOX_COLUMNS,
@@ -46,7 +47,7 @@ from data.annotations import (
     image_path,
     offsets_of,
 )
-from data.augmentation import View, areas, view_boxes
+from data.augmentation import View, areas, cut_boxes
 from data.coco_json import read_annotations
 from data.dataset import read_pixels
 from data.decoding import resolve_decoder
@@ -83,6 +84,7 @@ class TileSetOptions:
         parse=partial(number_between, 1, 100),
         metavar="Q",
     )
+    allow_outside: bool = flag("also cut images to which links lead, outside of their folder")
 
 
 def add_tile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -111,6 +113,10 @@ def run_tile(options: TileSetOptions) -> int:
         for name, file in sources.items():
             read = read_annotations(file, is_export=True)
             folder, names = locate_images(file, read.file_names, images=options.images)
+            reach = Reach.of(folder, allow_outside=options.allow_outside)
+            for path in (image_path(folder, each) for each in names):
+                if fault := reach.fault(path):  # Tiles may be published
+                    raise InputError(f"{path}: {fault}")
             stems = {str(PurePosixPath(each).with_suffix("")) for each in names}
             has_twins = len(stems) < len(set(names))
             cut = Cut(tiling, folder, images_of(out, name), has_twins, options)
@@ -161,8 +167,8 @@ def cut_photos(photos: Annotations, cut: Cut, *, console: Console) -> Annotation
     if lost:
         print_line(
             console,
-            f"note: {counted(lost, 'box', 'boxes')} in no tile by a share of "
-            f"{cut.options.visible:g} (--visible); larger --tiles or --overlap keep them",
+            f"note: boxes of which no tile shows a share of {cut.options.visible:g} (--visible): "
+            f"{lost:,}; a larger --overlap or larger --tiles keep them",
         )
     ids = {"image_ids": 1 + np.arange(len(counts)), "box_ids": 1 + np.arange(boxes)}
     displayed = np.zeros(len(counts), dtype=np.bool_)  # Tiles have no EXIF
@@ -208,12 +214,12 @@ def cut_photo(cut: Cut, photos: Annotations, row: int) -> Iterator[dict[str, Any
     least = torch.from_numpy(np.where(old["box_is_crowd"], 0.0, cut.options.visible))
     for tile in cut.tiling.tiles(size):
         height, width = tile.bottom - tile.top, tile.right - tile.left
-        clipped, keep = view_boxes(
+        clipped, keep = cut_boxes(
             boxes,
             View(tile, (0, 0, width, height)),
+            least,
             original_size=photos.image_size(row),
             image_size=size,
-            least_visible=least,
         )
         kept = keep.numpy()
         if cut.options.skip_empty and not kept.any():

@@ -52,7 +52,7 @@ class Tiling:
             raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
 
     def __str__(self) -> str:
-        return f"tiles of {self.side} pixels"
+        return f"tiles of {self.side} pixels that share {self.overlap:g}"
 
     def tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Return the tiles of a picture of (height, width) pixels, row by row."""

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def evaluate(options: EvaluateOptions) -> int:
             name: None if math.isnan(value) else value
             for name, value in result.evaluation.summary.items()
         }
+        if tiling is not None:
+            content["tiles"] = asdict(tiling)
         content["per_class"] = result.evaluation.per_class
         write_atomically(options.json, json.dumps(content, indent=1))
     return FINISHED

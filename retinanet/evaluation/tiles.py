@@ -79,7 +79,8 @@ def detect_split_in_tiles(
     Raises:
         InputError: An image cannot be read.
     """
-    annotations, results = dataset.annotations, []
+    annotations = dataset.annotations
+    results: list[ImageDetections] = []
     with progress(console, "evaluation, images", total=len(dataset)) as advance:
         for row in dataset.rows.tolist():
             pixels = read_pixels(
@@ -117,18 +118,14 @@ def merge_tiles(views: Sequence[Tile], found: Sequence[ImageDetections]) -> Imag
 
     The last view is the whole picture; boxes are in pixels of their views.
     """
-    whole = np.array(views[-1], dtype=np.float64)
     tiles = np.array(views, dtype=np.float64)
-    corners = tiles[:, [0, 1, 0, 1]]
+    margin = EDGE * float((tiles[0, 2:] - tiles[0, :2]).max())
     seen_in = np.repeat(np.arange(len(views)), [len(each.scores) for each in found])
     scores = np.concatenate([each.scores for each in found])
     classes = np.concatenate([each.category_ids for each in found])
-    boxes = np.concatenate([each.boxes for each in found]) + corners[seen_in]
-    tiles[tiles == whole] = np.broadcast_to([-np.inf, -np.inf, np.inf, np.inf], tiles.shape)[
-        tiles == whole
-    ]
+    boxes = np.concatenate([each.boxes for each in found]) + tiles[seen_in][:, [0, 1, 0, 1]]
+    tiles = np.where(tiles == tiles[-1], [-np.inf, -np.inf, np.inf, np.inf], tiles)
     seen = Views(boxes, classes, seen_in, tiles[seen_in])
-    margin = EDGE * float((np.array(views[0])[2:] - np.array(views[0])[:2]).max())
     is_part = (clearance(boxes, seen.edges) <= margin).any(axis=1)
     wholes = suppressed(boxes, scores, classes, np.flatnonzero(~is_part))
     parts = np.flatnonzero(is_part)
@@ -143,7 +140,9 @@ def suppressed(
     boxes: Edges, scores: NDArray[np.float64], classes: NDArray[np.int64], rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Return those of some rows that no better one of their class overlaps, best first."""
-    columns = (torch.from_numpy(column[rows]) for column in (boxes, scores, classes))
+    # Labels from 0: ids may be too large for the numbers that the classes' boxes are moved by.
+    labels = np.unique(classes, return_inverse=True)[1]
+    columns = (torch.from_numpy(column[rows]) for column in (boxes, scores, labels))
     kept: NDArray[np.intp] = rows[batched_nms(*columns, NMS_IOU).numpy()]
     return kept
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from common.console import significant
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
 from common.walk import UNREADABLE, LeftOut, Reach, walk_files
@@ -194,7 +195,7 @@ class DetectionCounter:
             text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
         rate = (self.pictures + self.frames) / seconds
-        return f"{text} in {seconds:.1f} s, {rate:.1f} per second"
+        return f"{text} in {seconds:.1f} s, {significant(rate, 3)} per second"
 
 
 class StoppedError(Exception):

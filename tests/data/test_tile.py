@@ -62,7 +62,7 @@ def test_boxes_are_cut_at_the_edges_of_tiles(tmp_path: Path, run_here: RunHere) 
     before = tree(tmp_path)
     printed = cut(run_here, file, "--out", tmp_path / "new")
     assert "train: 1 image, 3 boxes → 3 tiles, 4 boxes; 1 tile without boxes" in printed
-    assert "note: 1 box in no tile by a share of 0.5 (--visible)" in printed
+    assert "note: boxes of which no tile shows a share of 0.5 (--visible): 1;" in printed
     # Half of the first box is in the second tile, and 0.6 of the second box.
     assert boxes_of(tmp_path / "new" / "train.json") == {
         "a-0-0.jpg": [[70, 10, 20, 20], [60, 50, 40, 40]],
@@ -214,3 +214,14 @@ def test_nothing_is_replaced_and_nothing_half_done_remains(
     (new / "train.json").unlink()
     assert f"{new / 'images' / 'train'}: exists; set another --out" in refused(file, *words)
     assert tree(new).items() <= before.items()
+
+
+def test_links_out_of_the_folder_are_cut_only_if_allowed(tmp_path: Path, run_here: RunHere) -> None:
+    """Tiles may be published: a data set's link must not bring a private photo into them."""
+    file, photo = one_photo(tmp_path, []), tmp_path / "images" / "a.png"
+    photo.rename(tmp_path / "private.png")
+    photo.symlink_to(tmp_path / "private.png")
+    words = (file, "--tiles", "100", "--images", tmp_path / "images", "--out", tmp_path / "new")
+    line = error_line(run_here(main, "tile", *words))
+    assert f"{photo}: leads outside of {tmp_path / 'images'}; give --allow-outside" in line
+    assert run_here(main, "tile", *words, "--allow-outside").returncode == 0

@@ -127,10 +127,13 @@ def test_tiles_measure_what_predict_finds_in_tiles(
     """The second image's file is half as large as annotated: its boxes are scaled."""
     with Image.open(tmp_path / "photos" / "2.png") as image:
         image.resize((45, 30)).save(tmp_path / "photos" / "2.png")
+    numbers = tmp_path / "map.json"
     words = ["--checkpoint", detector, "--tiles", "40", "--precision", "float32"]
+    words += ["--json", numbers]
     done = run_here(main, "evaluate", *words, *data, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "step 7, 3 images, float32, tiles of 40 pixels\n" in done.stdout
+    assert "step 7, 3 images, float32, tiles of 40 pixels that share 0.2\n" in done.stdout
+    assert json.loads(numbers.read_text())["tiles"] == {"side": 40, "overlap": 0.2}
     measured = json.loads((tmp_path / "out" / "step-000007.json").read_text())
     files = [tmp_path / "photos" / f"{number}.png" for number in (1, 2, 3)]
     found = Detector.load(detector, precision="float32").predict(files, min_score=0.05, tiles=40)
