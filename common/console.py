@@ -132,7 +132,9 @@ def lines(console: Console, title: str, *, total: int | None, start: int) -> Adv
         last_shown = now
         left = ""
         if total is not None:
-            left = f"/{total}  {clock(now / max(1, done - start) * (total - done))} left"
+            left = f"/{total}"
+            if done > start:  # A part of the first has no known share of it
+                left += f"  {clock(now / (done - start) * (total - done))} left"
         text = f"{title} {done}{left}  {note}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
 

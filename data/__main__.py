@@ -1,4 +1,4 @@
-"""Download, split, index, verify, show and benchmark data sets."""
+"""Download, split, cut, index, verify, show and benchmark data sets."""
 
 import sys
 from functools import partial
@@ -15,6 +15,10 @@ COMMANDS = {
         "create synthetic data: drawn images with bounding boxes",
     ),
     "split": ("data.split:add_split", "split annotations into training and validation"),
+    "tile": (
+        "data.tile:add_tile",
+        "cut large images into tiles, for objects that are small in them",
+    ),
     "convert": (
         "data.convert:add_convert",
         "convert labels of YOLO, Pascal VOC, COCO or OpenImages, or make an index",

@@ -106,10 +106,23 @@ def place(start: float, end: float, length: int) -> tuple[int, int]:
 def view_boxes(
     boxes: Tensor, view: View, *, original_size: tuple[int, int], image_size: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
+    """Return `cut_boxes` for an augmented image: an object needs `LEAST_VISIBLE` of its box."""
+    return cut_boxes(boxes, view, LEAST_VISIBLE, original_size=original_size, image_size=image_size)
+
+
+def cut_boxes(
+    boxes: Tensor,
+    view: View,
+    least_visible: float | Tensor,
+    *,
+    original_size: tuple[int, int],
+    image_size: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
     """Map float64 boxes `[B, 4]` of the annotated image to pixels of the view, and clip them.
 
     Also returns which `[B]` bool have an area, and, unless the view is of the whole image, of which
-    `LEAST_VISIBLE` is visible. The file has `image_size`; sizes are (height, width).
+    the share `least_visible`, one or `[B]`, is visible. The file has `image_size`; sizes are
+    (height, width).
     """
     left, top, right, bottom = view.source
     height, width = image_size
@@ -121,7 +134,7 @@ def view_boxes(
     if view.source != (0, 0, width, height):
         whole, _ = clip_boxes(boxes, size=original_size)
         whole = scale_boxes(whole, original_size=part, size=view.size)
-        keep &= areas(clipped) >= LEAST_VISIBLE * areas(whole)
+        keep &= areas(clipped) >= least_visible * areas(whole)
     return clipped, keep
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -195,14 +196,8 @@ class DetectionDataset(Dataset[Sample]):
         """Return a key's sample, in training augmented, or raise InputError."""
         row, rules = int(self.rows[key.index]), self.rules
         original_size = self.annotations.image_size(row)
-        pixels = decode_annotated(self.annotations, self.image_folder, row, decoder=rules.decoder)
+        pixels = read_pixels(self.annotations, self.image_folder, row, decoder=rules.decoder)
         height, width = pixels.shape[:2]
-        if not is_resized_copy((height, width), original_size):
-            path = image_path(self.image_folder, self.annotations.file_names[row])
-            raise InputError(
-                f"{path}: the image is {width}×{height} pixels, annotated as {original_size[1]}×"
-                f"{original_size[0]}; fix the annotations or the image"
-            )
         boxes, labels = self._objects(row)
         size = input_size((height, width), rules.image_size)
         view = self.augmentation.draw_view(
@@ -264,6 +259,25 @@ class DetectionDataset(Dataset[Sample]):
         boxes = torch.from_numpy(self.annotations.boxes[rows][single]).to(torch.float64)
         labels = self.class_map.to_labels(self.annotations.box_category_ids[rows][single])
         return boxes, torch.from_numpy(labels)
+
+
+def read_pixels(
+    annotations: Annotations, folder: Path, row: int, *, decoder: str
+) -> NDArray[np.uint8]:
+    """Return the pixels [H, W, 3] of an image whose boxes fit it, perhaps scaled.
+
+    Raises:
+        InputError: It cannot be read, or has another shape than annotated.
+    """
+    pixels = decode_annotated(annotations, folder, row, decoder=decoder)
+    (height, width), annotated = pixels.shape[:2], annotations.image_size(row)
+    if not is_resized_copy((height, width), annotated):
+        path = image_path(folder, annotations.file_names[row])
+        raise InputError(
+            f"{path}: the image is {width}×{height} pixels, annotated as {annotated[1]}×"
+            f"{annotated[0]}; fix the annotations or the image"
+        )
+    return pixels
 
 
 def collate(samples: list[Sample]) -> Batch:

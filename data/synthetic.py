@@ -3,12 +3,15 @@
 For trying things out without labelled photos. The folder is like the export of a labelling tool:
 DIR/images and DIR/annotations/instances_default.json. Six classes, with names from OpenImages.
 With --varied, objects of any colour are near or far, by day or by night, among other shapes: a
-detector needs many such images, or augmentation. With --rare SHARE, umbrellas are rare.
+detector needs many such images, or augmentation.
+With --rare SHARE, umbrellas are rare. With --small-objects, pictures of 4000×3000 pixels have up to
+480 objects of about 24 pixels: try `data tile` and `predict --tiles` on them.
 
   retinanet data scenes --out my-photos
   retinanet data scenes --out my-photos --images 1000 --seed 7
   retinanet data scenes --out hard-photos --images 100 --varied
   retinanet data scenes --out few-umbrellas --rare 0.02
+  retinanet data scenes --out wide-photos --images 10 --small-objects
 """
 
 import argparse
@@ -44,6 +47,7 @@ class ScenesOptions:
         parse=probability,
         metavar="SHARE",
     )
+    small_objects: bool = flag("draw large pictures with many small objects")
 
 
 def add_scenes(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -70,6 +74,7 @@ def run(options: ScenesOptions) -> int:
                 count=images,
                 varied=options.varied,
                 rare=options.rare,
+                small_objects=options.small_objects,
                 advance=advance,
             )
         temporary.rename(out)
@@ -81,6 +86,10 @@ RECIPE = "recipe.json"
 SCENES_ENTRIES = {RECIPE, "train", "validation"}
 DRAWING = 1  # increase it when the painters change, so that existing scenes are drawn again
 SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the images [pixels]
+WIDE = 4000, 3000  # Width and height of pictures with small objects. [pixels]
+SMALL = 64
+"""Small objects are as large as in an image of this side. [pixels]"""
+MANY = 480
 SUPERSAMPLING = 2
 """Scenes are drawn larger by this factor and then reduced, because Pillow draws hard edges."""
 LARGEST_OVERLAP = 0.25
@@ -101,12 +110,20 @@ class Kind:
     floats: bool = False
 
 
-def place_box(kind: Kind, width: int, height: int, random: Random, *, varied: bool = False) -> Box:
+def place_box(
+    kind: Kind,
+    width: int,
+    height: int,
+    random: Random,
+    *,
+    varied: bool = False,
+    small: bool = False,
+) -> Box:
     """Return a box (xyxy, pixels) for an object, inside an image of the given size."""
     # With the square root of the ratio, width × height is side² for every shape.
     # From a fifth to three fifths, small ones as often as large ones.
     share = 0.2 * 3 ** random.random() if varied else random.uniform(0.26, 0.5)
-    side = share * min(width, height)
+    side = share * (SMALL * SUPERSAMPLING if small else min(width, height))
     stretch = random.uniform(0.88, 1.14) * kind.width_over_height**0.5
     box_width, box_height = side * stretch, side / stretch
     left = random.uniform(0, width - box_width)
@@ -127,17 +144,23 @@ def overlap_share(box: Box, other: Box) -> float:
 
 
 def draw_scene(
-    random: Random, *, varied: bool = False, rare: float | None = None
+    random: Random,
+    *,
+    varied: bool = False,
+    rare: float | None = None,
+    small_objects: bool = False,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
     """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels).
 
     `rare` is the share of the objects that are of the last kind; None: that of every kind.
     """
-    width, height = random.choice(SIZES)
+    width, height = WIDE if small_objects else random.choice(SIZES)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
     (draw_varied_background if varied else draw_background)(draw, *large.size, random)
     count = 0 if random.random() < 0.03 else random.randint(1, 5)
+    if small_objects:
+        count = MANY
     objects: list[tuple[int, Box]] = []
     # A full scene may have no place left: after six attempts per object there are fewer objects.
     for _ in range(count * 6):
@@ -146,7 +169,7 @@ def draw_scene(
         label = random.randrange(len(KINDS) if rare is None else len(KINDS) - 1)
         if rare is not None and random.random() < rare:
             label = len(KINDS) - 1
-        box = place_box(KINDS[label], *large.size, random, varied=varied)
+        box = place_box(KINDS[label], *large.size, random, varied=varied, small=small_objects)
         if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
             objects.append((label, box))
     # An object that stands lower is nearer to the viewer, so it is painted later.
@@ -221,6 +244,7 @@ def write_split(
     count: int,
     varied: bool = False,
     rare: float | None = None,
+    small_objects: bool = False,
     advance: Callable[[int, str], None],
 ) -> None:
     """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
@@ -229,7 +253,12 @@ def write_split(
     for index in range(count):
         # A generator for each image: image N is the same, however many images are drawn. Seeds of
         # text do not depend on PYTHONHASHSEED.
-        picture, objects = draw_scene(Random(f"{seed} {name} {index}"), varied=varied, rare=rare)
+        picture, objects = draw_scene(
+            Random(f"{seed} {name} {index}"),
+            varied=varied,
+            rare=rare,
+            small_objects=small_objects,
+        )
         file_name = f"{name}-{index:05d}.jpg"
         picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}

@@ -13,13 +13,16 @@ from typing import Any, Literal, TypeAlias
 
 from common.cli import add_command, load_function, positive, probability, whole_number
 from common.errors import InputError
-from common.options import argument, flag, json_option, option, overwrite_option
+from common.options import argument, flag, included, json_option, option, overwrite_option
 from common.walk import ALLOW_OUTSIDE
+from data.annotations import ImageSize
+from data.tiling import TileOptions
 from launch.environment import set_allocator
 from retinanet.config_types import (
     DEFAULT_LIBRARY,
     MetricLibrary,
     Precision,
+    image_size_of,
     require_checkpoint,
 )
 
@@ -71,7 +74,8 @@ class EvaluateOptions:
         "COCO-format JSON, with --images", default=None, metavar="FILE"
     )
     images: Path | None = option("the folder of its images", default=None, metavar="DIR")
-    batch_size: int = option("images per batch", default=8, parse=positive, metavar="N")
+    batch_size: int = option("images or tiles per batch", default=8, parse=positive, metavar="N")
+    tiles: TileOptions = included(TileOptions)
     precision: Precision = option(PRECISION, default="auto")
     metric: MetricLibrary = option(
         "library that computes it, with the same numbers", default=DEFAULT_LIBRARY
@@ -101,7 +105,8 @@ JSON with the same categories.""",
 examples:
   retinanet evaluate --checkpoint runs/demo/checkpoints/best
   retinanet evaluate --checkpoint runs/demo --out best --json best/map.json
-  retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos""",
+  retinanet evaluate --checkpoint runs/coco --annotations mine.json --images photos
+  retinanet evaluate --checkpoint runs/wide --annotations mine.json --images photos --tiles 640""",
     options=EvaluateOptions,
     target="retinanet.evaluation.command:evaluate",
 )
@@ -193,7 +198,10 @@ class PredictOptions:
         action="append",
         metavar="NAME",
     )
-    batch_size: int = option("pictures or frames per batch", default=8, parse=positive, metavar="N")
+    batch_size: int = option(
+        "pictures, frames or tiles per batch", default=8, parse=positive, metavar="N"
+    )
+    tiles: TileOptions = included(TileOptions)
     precision: Precision = option(PRECISION, default="auto")
     every: int = option(
         "in videos, detect on every N-th frame; frames between show its boxes",
@@ -216,13 +224,19 @@ add_predict = command(
 Detect objects in pictures and videos, and draw their boxes, classes and scores. NAME.jpg becomes
 NAME.boxes.png, the tree of a folder is repeated below --out, a video becomes NAME.boxes.mp4 without
 sound. The input files are not changed. A picture that cannot be read is reported and skipped; the
-exit status is then 2. After Ctrl-C, all finished results are kept.""",
+exit status is then 2. After Ctrl-C, all finished results are kept.
+
+With --tiles, each picture or frame is cut into squares that overlap, and the detector runs on each
+of them, and on the whole picture for objects that are larger than a tile. An object at a seam gets
+one box. Choose tiles in which objects are as large as in the images of the training. A picture that
+is no larger than a tile is detected as without --tiles.""",
     examples="""\
 examples:
   retinanet predict --checkpoint runs/demo/checkpoints/best photo.jpg
   retinanet predict --checkpoint runs/demo photos/ --out found --json found.json
   retinanet predict --checkpoint runs/demo photos/ --no-pictures --json found.json
   retinanet predict --checkpoint runs/demo street.mp4 --every 5 --class Bus
+  retinanet predict --checkpoint runs/wide aerial.jpg --tiles 640 --overlap 0.2
   retinanet predict --checkpoint runs/demo photos/ --labels yolo --out predicted
 
 With --labels, a person corrects boxes instead of drawing them: docs/formats.md says in which menus,
@@ -261,6 +275,10 @@ class ExportOptions:
         "images)",
         default=None,
         metavar="FILE",
+    )
+    turned: bool = flag(
+        "exchange the sides of a rectangle (`data.image_size`): for pictures of the other "
+        "orientation, since the file has one size"
     )
     overwrite: bool = overwrite_option("replace --out if it exists")
 
@@ -301,15 +319,6 @@ entries that are not tensors are dropped and listed. With --detector, a whole Re
 converted to a checkpoint for evaluate, predict, export and model.weights."""
 
 
-def image_side(text: str) -> int:
-    """Parse a side that `data.image_size` permits. [pixels]"""
-    # The length is checked before int(), which has an error of its own above 4,300 digits.
-    if not (text.isdecimal() and len(text) <= 5 and int(text) in range(64, 16385, 32)):
-        expected = "expected pixels from 64 to 16384, a multiple of 32"
-        raise argparse.ArgumentTypeError(f"{expected}, found {text[:20]!r}")
-    return int(text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
     """The options of `retinanet convert`; those of --detector are None if not given."""
@@ -334,11 +343,12 @@ class ConvertOptions:
         default=None,
         metavar="FILE",
     )
-    image_size: int | None = option(
-        "for --detector: side of the square that images are resized to (default: 800)",
+    image_size: ImageSize | None = option(
+        "for --detector: side of the square, or height and width, that images are resized to "
+        "(default: 800)",
         default=None,
-        parse=image_side,
-        metavar="N",
+        parse=image_size_of,
+        metavar="N|HxW",
     )
     resize: Literal["square", "letterbox"] | None = option(
         "for --detector: square stretches images, as MLPerf's reference does (default); letterbox "

@@ -119,19 +119,27 @@ def require_image_size(value: object) -> object:
     return sides[0] if sides[0] == sides[1] else tuple(sides)
 
 
+def image_side(text: str) -> int:
+    """Parse an option's side that `data.image_size` permits. [pixels]
+
+    Raises argparse's ArgumentTypeError.
+    """
+    # The length is checked before int(), which has an error of its own above 4,300 digits.
+    if not (text.isdecimal() and len(text) <= 5 and int(text) in SIDES):
+        expected = f"expected pixels from {SIDES[0]} to {SIDES[-1]}, a multiple of {SIDES.step}"
+        raise ArgumentTypeError(f"{expected}, found {text[:20]!r}")
+    return int(text)
+
+
 def image_size_of(text: str) -> int | tuple[int, int]:
     """Parse an option's image size: the side of a square, `800`, or height and width, `480x640`.
 
     Raises argparse's ArgumentTypeError.
     """
-    # The length is checked before int(), which has an error of its own above 4,300 digits.
-    sides = [int(side) if side.isdecimal() and len(side) <= 5 else 0 for side in text.split("x")]
-    if len(sides) > 2 or not all(side in SIDES for side in sides):
-        raise ArgumentTypeError(
-            f"expected {SIDES[0]} to {SIDES[-1]} pixels, a multiple of {SIDES.step}, or height x "
-            f"width such as 480x640, found {text[:20]!r}"
-        )
-    return (sides[0], sides[-1]) if sides[0] != sides[-1] else sides[0]
+    height, *more = map(image_side, text.split("x"))
+    if len(more) > 1:
+        raise ArgumentTypeError(f"expected a side, or height x width, found {text[:20]!r}")
+    return (height, more[0]) if more and more != [height] else height
 
 
 MOST_STEPS_OF_RUN = 10**12

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from io import IOBase
 from itertools import islice
 from numbers import Real
@@ -26,17 +27,17 @@ from torch import Tensor
 
 from common.errors import InputError, names_checked, printable, require_count
 from common.wording import counted
-from data.annotations import ClassMap, ImageSize, input_size, shown_size
+from data.annotations import ClassMap, ImageSize, shown_size
 from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
-from data.transforms import fit_image
+from data.tiling import TileOptions, Tiling
 from launch.environment import set_allocator
 from retinanet.config_types import Precision, chosen_precision
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained
-from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch, to_original_size
+from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_pictures
 from retinanet.evaluation.matching import ImageDetections, xywh
 from retinanet.evaluation.output import LONGEST_NAME, Pixels, draw_detections
-from retinanet.model.postprocess import Detections as BoxesOfInput
+from retinanet.evaluation.tiles import detect_in_tiles
 from retinanet.training.checkpoint import Checkpoint
 
 DEFAULT_SCORE = 0.4
@@ -205,6 +206,8 @@ class Detector:
         min_score: float = DEFAULT_SCORE,
         classes: Iterable[str] | None = None,
         batch_size: int = DEFAULT_BATCH,
+        tiles: int | None = None,
+        overlap: float | None = None,
     ) -> Detections: ...
 
     @overload
@@ -215,6 +218,8 @@ class Detector:
         min_score: float = DEFAULT_SCORE,
         classes: Iterable[str] | None = None,
         batch_size: int = DEFAULT_BATCH,
+        tiles: int | None = None,
+        overlap: float | None = None,
     ) -> list[Detections]: ...
 
     def predict(
@@ -224,6 +229,8 @@ class Detector:
         min_score: float = DEFAULT_SCORE,
         classes: Iterable[str] | None = None,
         batch_size: int = DEFAULT_BATCH,
+        tiles: int | None = None,
+        overlap: float | None = None,
     ) -> Detections | list[Detections]:
         """Return the objects in one image, or a list with those of each of many.
 
@@ -231,6 +238,10 @@ class Detector:
         (grey: [H, W]), or a uint8 tensor [3, H, W]. Objects with a score below `min_score` are left
         out, and those of all other classes than `classes`, unless that is None. `batch_size`
         images, which may differ in size, are computed at a time, while the next ones are decoded.
+
+        For objects that are small in large images, `tiles` cuts each image into squares of so many
+        pixels, which share `overlap` (0.2) of their side at least; `batch_size` counts tiles then.
+        An image that is no larger than a tile is detected as without them.
 
         Raises:
             InputError: An image cannot be read, has other pixels, or is a folder, and none is
@@ -245,12 +256,18 @@ class Detector:
             raise no_picture(images)
         require_range(min_score=min_score, batch_size=batch_size)
         only = class_names(classes)
+        tiling = TileOptions(tiles=tiles, overlap=overlap).tiling()
+        at_once = batch_size if tiling is None else 1
         self.require_classes(only or (), option="classes")
         results: list[Detections] = []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="decode") as pool:
-            for batch in read_ahead(pictures, read_picture, pool, batch_size=batch_size):
+            for batch in read_ahead(pictures, read_picture, pool, batch_size=at_once):
                 found = self.detect(
-                    [pixels for _, pixels in batch], least_score=min_score, only=only
+                    [pixels for _, pixels in batch],
+                    least_score=min_score,
+                    only=only,
+                    tiling=tiling,
+                    batch_size=batch_size,
                 )
                 results += [
                     self._detections(picture, pixels, detections)
@@ -266,46 +283,49 @@ class Detector:
                 raise InputError(f"{option}: {name!r} is not a class of the checkpoint: {known}")
 
     def detect(
-        self, pictures: Sequence[Pixels], *, least_score: float, only: Sequence[str] | None = None
+        self,
+        pictures: Sequence[Pixels],
+        *,
+        least_score: float,
+        only: Sequence[str] | None = None,
+        tiling: Tiling | None = None,
+        batch_size: int = DEFAULT_BATCH,
+        between: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[ImageDetections]:
         """Return detections in one batch of RGB pictures, which may differ in size; best first.
 
         Boxes are in pixels of the pictures. Those below `least_score` are dropped, and all other
-        classes than `only`, if it is given.
+        classes than `only`, if it is given. With a `tiling`, each picture is cut into tiles, of
+        which `batch_size` are computed at a time; see `tiles.detect_in_tiles`, also for `between`.
         """
-        sizes = [
-            input_size((pixels.shape[0], pixels.shape[1]), self.image_size) for pixels in pictures
-        ]
+        # A tile may be sure of its part of an object that another one sees whole but is less sure.
         threshold = min(SCORE_THRESHOLD, least_score)
-        batch: dict[int, BoxesOfInput] = {}
-        for size in dict.fromkeys(sizes):
-            places = [place for place, each in enumerate(sizes) if each == size]
-            images = torch.empty(
-                (len(places), 3, *size), dtype=torch.uint8, memory_format=torch.channels_last
+        detect = partial(
+            detect_pictures,
+            self._model,
+            classes=self._class_map,
+            forward=self._forward,
+            image_size=self.image_size,
+            resize=self._resize,
+            score_threshold=threshold,
+        )
+        with self._lock:
+            found = (
+                detect(pictures)
+                if tiling is None
+                else [
+                    detect_in_tiles(
+                        pixels, detect, tiling=tiling, batch_size=batch_size, between=between
+                    )
+                    for pixels in pictures
+                ]
             )
-            for image, place in zip(images, places, strict=True):
-                image.copy_(fit_image(pictures[place], size=size, resize=self._resize))
-            with self._lock:
-                found = detect_batch(
-                    self._model, images, forward=self._forward, score_threshold=threshold
-                )
-            batch |= zip(places, found, strict=True)
         pairs = zip(self._class_map.category_ids, self._class_map.names, strict=True)
         selected = [number for number, name in pairs if only is None or name in only]
-        results = []
-        for index, (pixels, size) in enumerate(zip(pictures, sizes, strict=True)):
-            result = to_original_size(
-                batch[index],
-                self._class_map,
-                image_id=index,
-                size=size,
-                resize=self._resize,
-                original_size=(pixels.shape[0], pixels.shape[1]),
-            )
-            rows = result.scores >= least_score
-            rows &= np.isin(result.category_ids, selected)
-            results.append(result.select(rows))
-        return results
+        return [
+            each.select((each.scores >= least_score) & np.isin(each.category_ids, selected))
+            for each in found
+        ]
 
     def _detections(
         self, picture: Picture, pixels: Pixels, detections: ImageDetections

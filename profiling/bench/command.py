@@ -47,7 +47,7 @@ from profiling.bench.variant import (
     choose,
     with_counterparts,
 )
-from retinanet.commands import image_side
+from retinanet.config_types import image_side
 
 ABOUT = """\
 Each contestant has its own process with its own memory policy. Contestants run one at a time, in

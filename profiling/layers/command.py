@@ -25,7 +25,7 @@ from profiling.layers.study import (
     Configuration,
     run_study,
 )
-from retinanet.commands import image_side
+from retinanet.config_types import image_side
 
 SWITCH = {"off": (False,), "on": (True,), "both": (False, True)}
 SLOW_BF16 = (

@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
 from data.index import open_annotations
 from data.loader import evaluation_loader
+from data.tiling import Tiling
 from retinanet.commands import EvaluateOptions
 from retinanet.config_file import config_from_tree, configured_split
 from retinanet.config_sections import DataConfig
@@ -28,7 +31,7 @@ from retinanet.config_types import (
     refuse_what_is_no_checkpoint,
 )
 from retinanet.engine.engines import torch_forward
-from retinanet.evaluation.detect import detect_split
+from retinanet.evaluation.detect import detect_pictures, detect_split
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import (
     SplitResult,
@@ -38,6 +41,7 @@ from retinanet.evaluation.output import (
     save_picture,
     write_evaluation,
 )
+from retinanet.evaluation.tiles import detect_split_in_tiles
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.recorder import print_evaluation
 
@@ -48,7 +52,7 @@ def evaluate(options: EvaluateOptions) -> int:
     Raises:
         InputError: A file is missing or invalid, or an output exists.
     """
-    out, annotations = options.out, options.annotations
+    out, annotations, tiling = options.out, options.annotations, options.tiles.tiling()
     trained = read_trained(options.checkpoint)
     name = evaluation_name(trained.position.step)
     sheet_file = Path(out or "", f"{name}.pictures.png")
@@ -65,9 +69,11 @@ def evaluate(options: EvaluateOptions) -> int:
         precision=precision,
         batch_size=options.batch_size,
         library=options.metric,
+        tiling=tiling,
         console=console,
     )
     title = f"{trained.folder}, step {trained.position.step}, {len(dataset)} images, {precision}"
+    title += f", {tiling}" if tiling else ""
     print_evaluation(console, result.evaluation, title=title)
     if out is not None:
         write_evaluation(result, out, name=name)
@@ -85,6 +91,8 @@ def evaluate(options: EvaluateOptions) -> int:
             name: None if math.isnan(value) else value
             for name, value in result.evaluation.summary.items()
         }
+        if tiling is not None:
+            content["tiles"] = asdict(tiling)
         content["per_class"] = result.evaluation.per_class
         write_atomically(options.json, json.dumps(content, indent=1))
     return FINISHED
@@ -105,25 +113,37 @@ def evaluate_split(
     precision: str,
     batch_size: int,
     library: MetricLibrary = DEFAULT_LIBRARY,
+    tiling: Tiling | None = None,
     console: Console,
 ) -> SplitResult:
     """Detect in every image of a split and compute COCO's metric, in this process.
 
-    `precision`: "bf16" or "float32".
+    `precision`: "bf16" or "float32". With a `tiling` images are cut into tiles, of which
+    `batch_size` are computed at a time.
 
     Raises:
         InputError: An image cannot be read.
     """
-    model = checkpoint.build_model()
+    model = checkpoint.build_model().eval()
+    forward = torch_forward(model, precision=precision)
     start = time.perf_counter()
-    detections = detect_split(
-        model,
-        evaluation_loader(dataset, batch_size=batch_size),
-        classes=dataset.class_map,
-        forward=torch_forward(model, precision=precision),
-        console=console,
-    )
-    assert detections is not None, "None is returned only after a stop request"
+    if tiling is None:
+        loader, classes = evaluation_loader(dataset, batch_size=batch_size), dataset.class_map
+        found = detect_split(model, loader, classes=classes, forward=forward, console=console)
+        assert found is not None, "None is returned only after a stop request"
+        detections = found
+    else:
+        detect = partial(
+            detect_pictures,
+            model,
+            classes=dataset.class_map,
+            forward=forward,
+            image_size=dataset.rules.image_size,
+            resize=dataset.rules.resize,
+        )
+        detections = detect_split_in_tiles(
+            dataset, detect, tiling=tiling, batch_size=batch_size, console=console
+        )
     evaluation = coco_metric(dataset.annotations, detections, library=library)
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 

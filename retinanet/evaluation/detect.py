@@ -3,19 +3,21 @@
 `detect_split` divides a split among ranks.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from data.annotations import ClassMap, Resize, Size
+from data.annotations import ClassMap, ImageSize, Resize, Size, input_size
 from data.augmentation import whole_view
 from data.dataset import Batch
 from data.loader import DetectionLoader
-from data.transforms import normalize, scale_boxes
+from data.transforms import fit_image, normalize, scale_boxes
 from launch.compute_threads import calling_thread_on
 from launch.process_group import ProcessGroup
 from retinanet.engine.engines import Forward
@@ -80,6 +82,43 @@ def detect(
                 resize=resize,
                 original_size=original_size,
             )
+
+
+def detect_pictures(
+    model: RetinaNet,
+    pictures: Sequence[NDArray[np.uint8]],
+    *,
+    classes: ClassMap,
+    forward: Forward,
+    image_size: ImageSize,
+    resize: Resize,
+    score_threshold: float = SCORE_THRESHOLD,
+) -> list[ImageDetections]:
+    """Return the detections in one batch of RGB pictures [H, W, 3], in their pixels, best first.
+
+    They may differ in size, and are resized to `image_size`, those of each orientation together;
+    their places in the batch are the `image_id`. `forward` is as in `detect_batch`.
+    """
+    shapes = [(pixels.shape[0], pixels.shape[1]) for pixels in pictures]
+    sizes = [input_size(shape, image_size) for shape in shapes]
+    results: dict[int, ImageDetections] = {}
+    for size in dict.fromkeys(sizes):
+        places = [place for place, each in enumerate(sizes) if each == size]
+        shape = (len(places), 3, *size)
+        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        for image, place in zip(images, places, strict=True):
+            image.copy_(fit_image(pictures[place], size=size, resize=resize))
+        batch = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
+        for place, detections in zip(places, batch, strict=True):
+            results[place] = to_original_size(
+                detections,
+                classes,
+                image_id=place,
+                size=size,
+                resize=resize,
+                original_size=shapes[place],
+            )
+    return [results[place] for place in range(len(pictures))]
 
 
 def to_original_size(

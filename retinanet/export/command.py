@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from common.console import make_console
+from common.console import make_console, print_line
 from common.errors import FINISHED, InputError
 from common.files import (
     new_folder_beside,
@@ -28,7 +28,7 @@ from common.files import (
 from common.machine import require_packages
 from common.outputs import require_no_input
 from common.wording import counted
-from data.annotations import as_size
+from data.annotations import Size, as_size, shown_size
 from data.decoding import decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
@@ -95,9 +95,11 @@ def export(options: ExportOptions) -> int:
     require_free_outputs([out, beside], overwrite=options.overwrite)
     trained = read_trained(options.checkpoint)
     require_no_input([out, beside], trained.folder.iterdir())
-    images, source = check_images(trained, options.image)
+    size = as_size(trained.model.image_size)
+    size = size[::-1] if options.turned else size
+    images, source = check_images(trained, options.image, size=size)
     model = trained.build_model().eval()
-    description = target.describe(trained, score_threshold=score_threshold)
+    description = target.describe(trained, size=size, score_threshold=score_threshold)
     console = make_console()
     with or_refused(out), new_folder_beside(out) as folder:
         # Under its own name, since the suffix selects the format.
@@ -119,6 +121,10 @@ def export(options: ExportOptions) -> int:
         f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
         soft_wrap=True,
     )
+    if size[0] != size[1]:
+        other = "" if options.turned else "; --turned exports for the other orientation"
+        text = f"note: takes {shown_size(size)} pixels for every picture, while predict turns them"
+        print_line(console, f"{text}{other}")
     checked = f"checked with {runtime} on {source}: {describe_comparison(comparison)}"
     console.print(checked, soft_wrap=True)
     return FINISHED
@@ -156,7 +162,7 @@ def describe_comparison(comparison: Comparison) -> str:
 def compare_program(
     model: RetinaNet, run: Detector, images: Tensor, *, score_threshold: float
 ) -> Comparison:
-    """Compare the detections of both in images, uint8 [N, 3, S, S]; also of the first image alone.
+    """Compare the detections of both in images, uint8 [N, 3, H, W]; also of the first image alone.
 
     The model is in evaluation mode and computes in float32.
     """
@@ -239,13 +245,13 @@ def is_at_the_edge(
     return bool(((overlaps - NMS_IOU).abs() <= IOU_TOLERANCE).any())
 
 
-def check_images(checkpoint: Checkpoint, image: Path | None) -> tuple[Tensor, str]:
-    """Return images uint8 [N, 3, S, S] for the checkpoint's network, and a text that names them.
+def check_images(checkpoint: Checkpoint, image: Path | None, *, size: Size) -> tuple[Tensor, str]:
+    """Return images uint8 [N, 3, *size] for the checkpoint's network, and a text that names them.
 
     These are the user's picture, or images of the run's validation split, or, if that is missing,
     synthetic images. Raises InputError if the user's picture cannot be read.
     """
-    size, resize = as_size(checkpoint.model.image_size), checkpoint.model.resize
+    resize = checkpoint.model.resize
     if image is not None:
         pixels = decode_image(image, apply_exif_orientation=True)
         return fit_image(pixels, size=size, resize=resize)[None], str(image)

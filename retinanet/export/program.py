@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops import nms
 
-from data.annotations import Resize
+from data.annotations import Resize, Size, as_size
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, PADDING
 from retinanet.engine.folded_forward import folded_scale_shift
 from retinanet.model.anchors import anchors_for, clip_boxes, decode_boxes
@@ -51,32 +51,31 @@ class DetectorProgram(nn.Module):
         self,
         model: RetinaNet,
         *,
-        image_size: int,
+        size: Size,
         score_threshold: float,
         suppress: Suppress | None = None,
     ) -> None:
         """Build the program from a copy of a model, which is in evaluation mode and float32.
 
-        `image_size` is S, the side of the images in pixels; `suppress` is non-maximum suppression
-        within each class, by default torchvision's.
+        `size` has H and W of the images in pixels; `suppress` is non-maximum suppression within
+        each class, by default torchvision's.
         """
         super().__init__()
         self.network = fold_norms(model).requires_grad_(requires_grad=False)
-        self.image_size = image_size
+        self.size = size
         self.score_threshold = score_threshold
         self.suppress = suppress or suppress_by_class
         std = torch.tensor(IMAGENET_STD)
         # (x / 255 − mean) / std as one product and one difference.
         self.scale = nn.Buffer((1 / (255 * std)).view(1, 3, 1, 1))
         self.offset = nn.Buffer((torch.tensor(IMAGENET_MEAN) / std).view(1, 3, 1, 1))
-        size = (image_size, image_size)
         with torch.no_grad():
             sizes = self.network(torch.zeros(1, 3, *size)).feature_sizes
         for level, anchors in enumerate(anchors_for(size, sizes)):
             self.register_buffer(f"anchors_{level}", anchors)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the detections in images, uint8 [N, 3, S, S] RGB.
+        """Return the detections in images, uint8 [N, 3, H, W] RGB.
 
         Boxes float32 [N, D, 4] xyxy in pixels of the input; scores float32 [N, D], descending;
         labels int64 [N, D], the model's class indices. D is 300, or less if there are fewer
@@ -89,7 +88,7 @@ class DetectorProgram(nn.Module):
             for level, (logits, deltas) in enumerate(levels)
         ]
         boxes, scores, labels = (torch.cat(parts, dim=1) for parts in zip(*candidates, strict=True))
-        boxes = clip_boxes(boxes, (self.image_size, self.image_size))
+        boxes = clip_boxes(boxes, self.size)
         scores = torch.where(scores > self.score_threshold, scores, 0.0)
         keep = self.suppress(boxes, scores, labels)
         scores, order = torch.where(keep, scores, 0.0).topk(
@@ -205,7 +204,7 @@ OUTPUTS = ("boxes", "scores", "labels")
 DESCRIPTION = "description.json"  # Name of the extra file in a .pt2
 
 Detector: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Maps images uint8 [N, 3, S, S] to boxes, scores and labels, see `DetectorProgram`."""
+"""Maps images uint8 [N, 3, H, W] to boxes, scores and labels, see `DetectorProgram`."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +225,12 @@ def export_program(
     """Trace a model's detector, for any number of images, as the description has it."""
     program = DetectorProgram(
         model,
-        image_size=description["image_size"],
+        size=as_size(description["image_size"]),
         score_threshold=description["score_threshold"],
         suppress=suppress,
     )
     # Two images: torch.export would take a size of 1 for a constant.
-    images = torch.zeros(2, 3, program.image_size, program.image_size, dtype=torch.uint8)
+    images = torch.zeros(2, 3, *program.size, dtype=torch.uint8)
     number = {"images": {0: torch.export.Dim("N", min=1)}}
     with torch.no_grad(), quiet():
         return torch.export.export(program, (images,), dynamic_shapes=number, strict=False)
@@ -331,23 +330,28 @@ INTERPOLATION = (
     "align_corners=False on uint8; OpenCV's INTER_LINEAR), rounded to whole levels"
 )
 RESIZES: dict[Resize, str] = {
-    "square": "to a square of image_size, without keeping the aspect ratio: " + INTERPOLATION,
-    "letterbox": "to (round(height × s), round(width × s)) with s = image_size / max(height, width)"
-    f", at least 1, at the top left of a square of image_size whose other pixels are {PADDING}: "
+    "square": "to {height} × {width}, without keeping the aspect ratio: " + INTERPOLATION,
+    "letterbox": "to (round(height × s), round(width × s)) with s = min({height} / height, {width} "
+    f"/ width), at least 1, at the top left of {{height}} × {{width}} pixels {PADDING}: "
     f"{INTERPOLATION}; divide boxes by the ratio of the sizes of each axis and clip them to the "
     "image",
 }
-"""How a picture becomes the network's input, for users of the file."""
+"""How a picture becomes the network's input of (height, width), for users of the file."""
 
 
-def describe_checkpoint(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
-    """Return everything needed to use the file alone, as plain values for JSON."""
-    size = checkpoint.model.image_size
+def describe_checkpoint(
+    checkpoint: Checkpoint, *, size: Size, score_threshold: float
+) -> dict[str, Any]:
+    """Return everything needed to use the file alone, as plain values for JSON.
+
+    `size` is that of the file's images: the checkpoint's, which may be turned.
+    """
+    height, width = size
     return {
         "model": checkpoint.model.architecture.title,
-        "input": f"images: uint8 [N, 3, {size}, {size}], RGB, 0 to 255; normalized inside",
-        "image_size": size,
-        "resize": RESIZES[checkpoint.model.resize],
+        "input": f"images: uint8 [N, 3, {height}, {width}], RGB, 0 to 255; normalized inside",
+        "image_size": height if height == width else size,
+        "resize": RESIZES[checkpoint.model.resize].format(height=height, width=width),
         "outputs": "boxes: float32 [N, D, 4] xyxy in pixels of the input; scores: float32 [N, D], "
         f"descending; labels: int64 [N, D], indices into classes; D is at most "
         f"{DETECTIONS_PER_IMAGE}; unused rows have score 0 and label {NO_LABEL}",

@@ -19,6 +19,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from data.annotations import Size, as_size
 from retinanet.config_types import Architecture
 from retinanet.export.program import NO_LABEL, Detector, Format, describe_checkpoint
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
@@ -50,9 +51,9 @@ def write_state_dict(model: RetinaNet, file: Path, description: dict[str, Any]) 
 
 
 def torchvision_retinanet(
-    architecture: Architecture, *, num_classes: int, image_size: int, score_threshold: float
+    architecture: Architecture, *, num_classes: int, size: Size, score_threshold: float
 ) -> TorchvisionRetinaNet:
-    """Return torchvision's RetinaNet of an architecture, for squares of `image_size` pixels."""
+    """Return torchvision's RetinaNet of an architecture, for images of (height, width)."""
     variant = VARIANTS[architecture.variant]
     norms = variant.norm_groups and partial(nn.GroupNorm, variant.norm_groups)
     backbone = resnet_fpn_backbone(
@@ -67,7 +68,7 @@ def torchvision_retinanet(
         backbone,
         num_classes=num_classes,
         head=head,
-        fixed_size=(image_size, image_size),
+        fixed_size=size[::-1],  # width and height, unlike elsewhere
         score_thresh=score_threshold,
         nms_thresh=NMS_IOU,
         detections_per_img=DETECTIONS_PER_IMAGE,
@@ -84,7 +85,7 @@ def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
     model = torchvision_retinanet(
         architecture_of(tensors),
         num_classes=len(description["classes"]),
-        image_size=description["image_size"],
+        size=as_size(description["image_size"]),
         score_threshold=description["score_threshold"],
     )
     model.load_state_dict(tensors, strict=True)
@@ -106,18 +107,19 @@ def load_state_dict(file: Path, description: dict[str, Any]) -> Detector:
     return run
 
 
-def describe_state_dict(checkpoint: Checkpoint, *, score_threshold: float) -> dict[str, Any]:
+def describe_state_dict(
+    checkpoint: Checkpoint, *, size: Size, score_threshold: float
+) -> dict[str, Any]:
     """Return everything needed to use the file alone, as plain values for JSON."""
-    size = "H, W], RGB, 0 to 1; normalized and resized by the model, whose fixed_size is image_size"
+    given = "H, W], RGB, 0 to 1; normalized and resized by the model, see its fixed_size"
     if checkpoint.model.resize == "letterbox":
-        # torchvision can only stretch an image to a square.
-        side = checkpoint.model.image_size
-        size = f"{side}, {side}], RGB, 0 to 1, fitted to the square as `resize` says; normalized"
+        # torchvision can only stretch an image.
+        given = f"{size[0]}, {size[1]}], RGB, 0 to 1, fitted as `resize` says; normalized"
     backbone, variant = checkpoint.model.backbone, checkpoint.model.variant
     kind = "" if variant == "v1" else f", as in retinanet_resnet50_fpn_{variant}"
-    return describe_checkpoint(checkpoint, score_threshold=score_threshold) | {
+    return describe_checkpoint(checkpoint, size=size, score_threshold=score_threshold) | {
         "model": f"torchvision.models.detection.RetinaNet with a {backbone} body, P3 to P7{kind}",
-        "input": f"a list of images: float32 [3, {size}",
+        "input": f"a list of images: float32 [3, {given}",
         "outputs": "for each image boxes: float32 [D, 4] xyxy in pixels of the image; scores; "
         "labels: indices into classes",
     }

@@ -6,6 +6,7 @@ Pictures are processed in batches: the next batch is decoded and the last one dr
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from common.console import Advance, make_console, print_line, progress
@@ -23,6 +24,7 @@ from retinanet.predict.search import (
     DetectionCounter,
     Search,
     Source,
+    StoppedError,
     box_file,
     find_sources,
     number_outputs,
@@ -47,6 +49,7 @@ def predict(options: PredictOptions) -> int:
     """
     folder, only = options.out or DEFAULT_OUT, options.only or ()
     draws = not (options.no_pictures or options.labels)
+    tiling = options.tiles.tiling()
     sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
     if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
@@ -75,6 +78,7 @@ def predict(options: PredictOptions) -> int:
             counter=counter,
             console=console,
             stop=stop,
+            tiling=tiling,
         )
         detect_in_pictures(sources.pictures, search, labels)
         for video in sources.videos:
@@ -104,10 +108,10 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Label
     done = 0
     total = len(pictures)
     shown: AbstractContextManager[Advance] = nullcontext(lambda done, note: None)
-    if total > FEW:
+    if total > FEW or search.tiling:
         shown = progress(search.console, "pictures", total=total)
     with ThreadPoolExecutor(THREADS) as pool, shown as advance:
-        for batch in read_ahead(pictures, read, pool, batch_size=search.batch_size):
+        for batch in read_ahead(pictures, read, pool, batch_size=search.at_once):
             if search.stop.received:
                 break
             readable = []
@@ -116,7 +120,11 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Label
                     search.counter.problem(str(pixels))
                 else:
                     readable.append((source, pixels))
-            results = search.detect([pixels for _, pixels in readable]) if readable else []
+            try:
+                decoded = [pixels for _, pixels in readable]
+                results = search.detect(decoded, partial(advance, done))
+            except StoppedError:
+                break
             # Drawings of the batch before: slow compression must not fill the memory.
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from common.console import significant
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
 from common.walk import UNREADABLE, LeftOut, Reach, walk_files
 from common.wording import counted
 from data.decoding import SUFFIXES
+from data.tiling import Tiling
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import Pixels
@@ -193,7 +195,11 @@ class DetectionCounter:
             text += f" ({', '.join(f'{printable(name)} {count}' for name, count in best)}"
             text += ", …)" if len(self.classes) > len(best) else ")"
         rate = (self.pictures + self.frames) / seconds
-        return f"{text} in {seconds:.1f} s, {rate:.1f} per second"
+        return f"{text} in {seconds:.1f} s, {significant(rate, 3)} per second"
+
+
+class StoppedError(Exception):
+    """A signal ended the detection within a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +215,38 @@ class Search:
     counter: DetectionCounter
     console: Console
     stop: StopRequest  # Checked between two batches
+    tiling: Tiling | None = None  # How pictures are cut
 
-    def detect(self, pictures: Sequence[Pixels]) -> list[ImageDetections]:
-        """Return the detections in one batch of pictures or frames."""
-        return self.detector.detect(pictures, least_score=self.least_score, only=self.only)
+    @property
+    def at_once(self) -> int:
+        """How many pictures or frames `detect` should get: with tiles one fills batches."""
+        return self.batch_size if self.tiling is None else 1
+
+    def detect(
+        self, pictures: Sequence[Pixels], show: Callable[[str], None] = lambda note: None
+    ) -> list[ImageDetections]:
+        """Return the detections in one batch of pictures or frames; `show` gets the progress.
+
+        Raises:
+            StoppedError: A signal came between two batches of tiles.
+        """
+
+        def between(done: int, total: int) -> None:
+            if total > done:
+                show(f"tile {done} of {total}")
+                if self.stop.received:
+                    raise StoppedError
+
+        if not pictures:
+            return []
+        return self.detector.detect(
+            pictures,
+            least_score=self.least_score,
+            only=self.only,
+            tiling=self.tiling,
+            batch_size=self.batch_size,
+            between=between,
+        )
 
     def record(
         self, file: Path, detections: ImageDetections, **fields: float

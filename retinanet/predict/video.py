@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from common.wording import counted
 from data.decoding import MAX_PIXELS
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import draw_detections
-from retinanet.predict.search import DetectionCounter, Search, Source
+from retinanet.predict.search import DetectionCounter, Search, Source, StoppedError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -70,11 +71,14 @@ def detect_in_video(source: Source, search: Search, *, every: int) -> None:
         advance = stack.enter_context(progress(search.console, title, total=video.total or None))
         seconds, shown = 0.0, NOTHING
         for frames in batch_frames(
-            video.frames, search.counter, every=every, batch_size=search.batch_size
+            video.frames, search.counter, every=every, batch_size=search.at_once
         ):
             selected = [frame for frame in frames if frame.number % every == 0]
             pictures = [frame.pixels for frame in selected]
-            results = search.detect(pictures) if pictures else []
+            try:
+                results = search.detect(pictures, partial(advance, frames[0].number))
+            except StoppedError:
+                break
             boxes = dict(zip((frame.number for frame in selected), results, strict=True))
             for frame in frames:
                 seconds = round(float(frame.timestamp * video.time_base), 3)

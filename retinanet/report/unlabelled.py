@@ -27,7 +27,7 @@ from torch.nn.functional import normalize as to_unit_length
 from common.console import print_line, progress
 from common.errors import InputError, printable
 from common.wording import counted
-from data.annotations import images_in_other
+from data.annotations import images_in_other, input_size
 from data.decoding import decode_annotated
 from data.transforms import fit_image, normalize
 from retinanet.detector import THREADS, Detector, read_ahead
@@ -93,7 +93,8 @@ def propose(
 def pool_features(network: RetinaNet, pixels: Pixels, material: Material) -> NDArray[np.float32]:
     """Return the features [F] of a picture: C5, the body's last maps, averaged over all places."""
     model = material.checkpoint.model
-    image = fit_image(pixels, size=model.image_size, resize=model.resize)
+    size = input_size((pixels.shape[0], pixels.shape[1]), model.image_size)
+    image = fit_image(pixels, size=size, resize=model.resize)
     with torch.inference_mode():
         maps = [*network.backbone.body(normalize(image[None])).values()][-1]
         features: NDArray[np.float32] = to_unit_length(maps.mean(dim=(2, 3)))[0].numpy()

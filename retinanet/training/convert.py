@@ -16,7 +16,7 @@ from torch import Tensor
 from common.errors import FINISHED, InputError
 from common.files import or_refused, require_free_outputs, write_atomically
 from common.outputs import require_no_input
-from data.annotations import UNNAMED, ClassMap, ImageSize, Resize, shown
+from data.annotations import UNNAMED, ClassMap, ImageSize, Resize, shown, shown_size
 from data.coco_json import category_columns
 from data.index import open_annotations
 from retinanet.config import config_to_tree
@@ -83,7 +83,7 @@ def convert_detector(
     detector: Path,
     classes: Path | None = None,
     out: Path,
-    image_size: int = IMAGE_SIZE,
+    image_size: ImageSize = IMAGE_SIZE,
     resize: Resize | None = None,
     norm_epsilon: float | None = None,
     trust: bool,
@@ -94,8 +94,8 @@ def convert_detector(
     `evaluate`, `predict`, `export` and `model.weights` take it. `detector` is torch's file of a
     RetinaNet: a state_dict, alone or under `model` or `state_dict`, as the scripts of torchvision
     and of MLPerf's reference save it; or a .safetensors file; or a name in `COCO_DETECTORS`. For
-    `classes` see `read_class_map`; torchvision's own detectors need none. `image_size` is the side
-    of the square that images are resized to [pixels], in the way of `resize`, see `data.resize`;
+    `classes` see `read_class_map`; torchvision's own detectors need none. Images are resized to
+    `image_size` [pixels] in the way of `resize`, see `data.image_size` and `data.resize`;
     None: square, or letterbox for torchvision's own. `norm_epsilon` is what its norms add to the
     variances; None: `epsilon_of`. `overwrite` permits to replace what was converted earlier.
 
@@ -125,7 +125,7 @@ def convert_detector(
     print("\n".join(lines))
     print(
         f"{out}: {len(tensors):,} tensors, {class_map.num_classes} outputs per anchor, {named} of "
-        f"them with a name, images of {image_size}×{image_size} pixels"
+        f"them with a name, images of {shown_size(image_size)} pixels"
         + (", letterbox" if resize == "letterbox" else "")
     )
     return FINISHED

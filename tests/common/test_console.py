@@ -39,6 +39,13 @@ def test_first_and_last_line_are_shown(time: Clock) -> None:
     ]
 
 
+def test_no_time_is_left_before_the_first_is_done(time: Clock) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    with progress(console, "pictures", total=2) as advance:
+        advance(0, "tile 8 of 49")
+    assert console.file.getvalue() == "pictures 0/2  tile 8 of 49\n"  # type: ignore[attr-defined]
+
+
 def test_line_every_15_seconds(time: Clock) -> None:
     console = Console(file=io.StringIO(), width=120)
     with progress(console, "steps", total=100, start=20) as advance:

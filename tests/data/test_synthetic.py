@@ -205,3 +205,15 @@ def test_ctrl_c_leaves_nothing(
     monkeypatch.setattr(data.synthetic, "write_split", interrupted)
     assert run_here(main, "scenes", "--out", tmp_path / "my-photos").returncode == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_small_objects_are_few_pixels_of_a_large_picture(tmp_path: Path, run_here: RunHere) -> None:
+    done = run_here(main, "scenes", "--out", tmp_path / "wide", "--images", "1", "--small-objects")
+    assert (done.returncode, done.stderr) == (0, "")
+    annotations = read_annotations(tmp_path / "wide" / "annotations" / "instances_default.json")
+    assert annotations.image_size(0) == (3000, 4000) and len(annotations.boxes) > 400
+    sides = np.sqrt((annotations.boxes[:, 2:] - annotations.boxes[:, :2]).prod(axis=1))
+    assert 22 < np.median(sides) < 26 and 14 < sides.min() < sides.max() < 34
+    # No class has more boxes than COCO's metric counts in an image.
+    assert np.bincount(annotations.box_category_ids).max() <= 100

@@ -113,6 +113,9 @@ FEW_UMBRELLAS = (
 )
 OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
 
+WIDE = ((r"(?<!runs/)\bwide\b(?=/| )", "my-photos"), (r"wide$", "my-photos"))
+"""Smaller pictures than those of `data scenes --small-objects`"""
+
 # The checkout's folders are links in the tests, and a patch must not change their targets.
 COPIED = (
     "mkdir -p runs/changed && "
@@ -163,6 +166,40 @@ RULES = (
     bash(r"\.ci/run", instead=instead_of_start("bash -n "), why="it is the whole suite"),
     bash(r"\.venv/bin/pre-commit install", instead=instead_of_start("git init -q . && ")),
     bash(r"python -m pip config list"),
+    # small objects
+    run(
+        r"retinanet data scenes .*--small-objects",
+        instead=((r"--images 5", "--images 1"),),
+        writes=("wide/annotations/instances_default.json",),
+    ),
+    run(r"retinanet data split wide/.*", instead=WIDE, writes=("my-photos/train.json",)),
+    run(
+        r"retinanet data tile wide/.*",
+        instead=WIDE,
+        needs=OWN_PHOTOS,
+        writes=("tiles/my-photos.yaml", "tiles/images/validation/*-0-0.jpg"),
+        unlike=("validation: 1 image",),
+    ),
+    run(
+        r"retinanet train --config tiles/my-photos\.yaml .*",
+        TINY,
+        instead=((r"tiles/my", "docs/examples/my"), (r"=wide", "=wide model.weights=null")),
+        needs=OWN_PHOTOS,
+        prints=("finished after 2 steps",),
+    ),
+    run(
+        r"retinanet evaluate --checkpoint runs/wide .*",
+        "--batch-size 2",
+        instead=(*WIDE, (r"runs/wide", "runs/demo")),
+        needs=OWN_PHOTOS,
+        prints=("mAP50",),
+    ),
+    run(
+        r"retinanet predict --checkpoint runs/wide .*",
+        instead=(*WIDE, (r"runs/wide", "runs/demo"), (r"photo-\d+", "photo-00000")),
+        needs=OWN_PHOTOS,
+        writes=("predictions/*.boxes.png",),
+    ),
     # data
     run(r"retinanet data scenes .*", writes=("*/annotations/instances_default.json",)),
     run(r"retinanet data split .*", writes=("my-photos/train.json", "my-photos/validation.json")),

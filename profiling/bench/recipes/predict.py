@@ -64,7 +64,9 @@ def prepare_prediction_files(workload: Workload, *, folder: str, onnx: bool) -> 
     [expected] = detect_batch(model, picture, forward=torch_forward(model, precision="float32"))
     save_file(expected._asdict(), Path(folder, EXPECTED))
     if onnx:
-        description = describe_checkpoint(checkpoint, score_threshold=SCORE_THRESHOLD)
+        description = describe_checkpoint(
+            checkpoint, size=(workload.image_size,) * 2, score_threshold=SCORE_THRESHOLD
+        )
         write_onnx(model, Path(folder, ONNX), description)
     return Prepared(lambda: None)
 

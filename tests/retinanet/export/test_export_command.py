@@ -133,7 +133,7 @@ def test_letterbox_file_used_as_described_needs_only_torch_and_has_the_boxes_of_
 
 def replace_exporter(monkeypatch: pytest.MonkeyPatch, model: RetinaNet, *, score: float) -> None:
     """Let the .pt2 format run `model`, whatever checkpoint is exported: tracing takes seconds."""
-    detector = program.DetectorProgram(model, image_size=64, score_threshold=score)
+    detector = program.DetectorProgram(model, size=(64, 64), score_threshold=score)
     fake = replace(
         program.FORMATS[".pt2"],
         write=lambda model, file, description: file.touch(),

@@ -40,7 +40,7 @@ def test_folding_norms_keeps_outputs(norm: str) -> None:
 @pytest.mark.parametrize("threshold", [0.01, 0.05, 0.2, 0.999])
 def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
     images = random_images(3)
-    program = DetectorProgram(model, image_size=64, score_threshold=threshold)
+    program = DetectorProgram(model, size=(64, 64), score_threshold=threshold)
     actual = split_detections(program(images))
     forward = torch_forward(model, precision="float32")
     expected = detect_batch(model, images, forward=forward, score_threshold=threshold)
@@ -56,7 +56,7 @@ def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
 
 
 def test_unused_rows_are_marked(model: RetinaNet) -> None:
-    program = DetectorProgram(model, image_size=64, score_threshold=0.4)
+    program = DetectorProgram(model, size=(64, 64), score_threshold=0.4)
     boxes, scores, labels = program(random_images(2))
     empty = scores == 0
     assert empty.any() and not empty.all()
@@ -78,7 +78,7 @@ def test_program_of_another_model_differs(model: RetinaNet) -> None:
     other = random_detector(classes=40)
     with torch.no_grad():
         other.head.classification_head.cls_logits.weight[0] *= 1.2
-    program = DetectorProgram(other, image_size=64, score_threshold=0.1)
+    program = DetectorProgram(other, size=(64, 64), score_threshold=0.1)
     compared = compare_program(model, program, random_images(2), score_threshold=0.1)
     assert compared.differing > 0
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import retinanet.detector as detector_module
 from retinanet.__main__ import main
 from retinanet.detector import Detector
 from retinanet.predict.command import format_boxes
@@ -244,3 +245,51 @@ def test_sigint_leaves_complete_files(
         with Image.open(file) as image:
             image.load()
     assert set(group_by_file(read_boxes(boxes))) == {"00.png", "01.png"}
+
+
+def test_tiles_find_small_objects_and_leave_small_pictures_as_they_are(
+    detector: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    write_picture(tmp_path / "photos" / "large.png", size=(150, 100))
+    write_picture(tmp_path / "photos" / "small.png", seed=1, size=(64, 60))
+    words = ("--checkpoint", detector, tmp_path / "photos", "--precision", "float32")
+    found = {}
+    for name, more in (("plain", ()), ("tiles", ("--tiles", "64", "--batch-size", "3"))):
+        boxes = tmp_path / f"{name}.json"
+        done = run_here(main, "predict", *words, "--no-pictures", "--json", boxes, *more)
+        assert (done.returncode, done.stderr) == (0, ""), name
+        found[name] = group_by_file(read_boxes(boxes))
+        assert ("pictures 0/2  tile 3 of 7" in done.stdout) == bool(more)
+    small, in_tiles = (found[name]["small.png"] for name in ("plain", "tiles"))
+    assert [box["bbox"] for box in small] == [box["bbox"] for box in in_tiles] and small
+    large = found["tiles"]["large.png"]
+    assert len(large) > len(found["plain"]["large.png"])
+    assert max(box["bbox"][0] + box["bbox"][2] for box in large) > 100
+    result = Detector.load(detector, precision="float32").predict(
+        tmp_path / "photos" / "large.png", tiles=64, batch_size=3
+    )
+    assert [{**box, "file": ""} for box in result.to_dicts()] == [
+        {**box, "file": ""} for box in large
+    ]
+    alone = run_here(main, "predict", *words, "--overlap", "0.3")
+    assert "error: overlap: only with tiles" in error_line(alone)
+
+
+def test_ctrl_c_ends_between_two_batches_of_tiles(
+    detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, boxes = write_picture(tmp_path / "a.png", size=(300, 300)), tmp_path / "boxes.json"
+    calls: list[int] = []
+    plain = detector_module.detect_pictures
+
+    def detect_and_signal(*words: Any, **settings: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(*words, **settings)
+
+    monkeypatch.setattr(detector_module, "detect_pictures", detect_and_signal)
+    words = ("--checkpoint", detector, file, "--no-pictures", "--json", boxes, "--tiles", "64")
+    done = run_here(main, "predict", *words)
+    assert done.returncode == 130 and len(calls) == 2, done.stderr
+    assert "SIGINT: stopped before the end" in done.stdout and read_boxes(boxes) == []

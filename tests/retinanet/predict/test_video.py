@@ -187,3 +187,15 @@ def test_ctrl_c_leaves_a_playable_video(detector: Path, tmp_path: Path) -> None:
     content = json.loads(boxes.read_text())
     assert {box["frame"] for box in content} <= set(range(len(frames)))
     assert not list(tmp_path.glob(".*"))
+
+
+def test_frames_are_cut_into_tiles(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
+    video, found = write_video(tmp_path / "a.mp4", frames=5), {}
+    for name, more in (("plain", ()), ("tiles", ("--tiles", "48"))):
+        boxes = tmp_path / f"{name}.json"
+        words = ("--checkpoint", detector, video, "--no-pictures", "--json", boxes)
+        done = run_here(main, "predict", *words, "--every", "2", "--score", "0.1", *more)
+        assert (done.returncode, done.stderr) == (0, "") and "3 frames processed" in done.stdout
+        found[name] = [box["frame"] for box in json.loads(boxes.read_text())]
+    assert set(found["plain"]) == set(found["tiles"]) == {0, 2, 4}
+    assert len(found["tiles"]) > len(found["plain"])
