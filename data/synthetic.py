@@ -4,8 +4,9 @@ For trying things out without labelled photos. The folder is like the export of 
 DIR/images and DIR/annotations/instances_default.json. Six classes, with names from OpenImages.
 With --varied, objects of any colour are near or far, by day or by night, among other shapes: a
 detector needs many such images, or augmentation.
-With --rare SHARE, umbrellas are rare. With --small-objects, pictures of 4000×3000 pixels have up to
-480 objects of about 24 pixels: try `data tile` and `predict --tiles` on them.
+With --rare SHARE, umbrellas are rare. With --photo-shapes, images have the shapes of most photos.
+With --small-objects, pictures of 4000×3000 pixels have up to 480 objects of about 24 pixels: try
+`data tile` and `predict --tiles` on them.
 
   retinanet data scenes --out my-photos
   retinanet data scenes --out my-photos --images 1000 --seed 7
@@ -17,7 +18,7 @@ With --rare SHARE, umbrellas are rare. With --small-objects, pictures of 4000×3
 import argparse
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ class ScenesOptions:
         parse=probability,
         metavar="SHARE",
     )
+    photo_shapes: bool = flag("draw images of 4:3 and 3:2, of which three in eleven are upright")
     small_objects: bool = flag("draw large pictures with many small objects")
 
 
@@ -72,9 +74,12 @@ def run(options: ScenesOptions) -> int:
                 name="photo",
                 seed=options.seed,
                 count=images,
-                varied=options.varied,
-                rare=options.rare,
-                small_objects=options.small_objects,
+                style=Style(
+                    varied=options.varied,
+                    rare=options.rare,
+                    sizes=PHOTO_SIZES if options.photo_shapes else SIZES,
+                    small_objects=options.small_objects,
+                ),
                 advance=advance,
             )
         temporary.rename(out)
@@ -86,6 +91,7 @@ RECIPE = "recipe.json"
 SCENES_ENTRIES = {RECIPE, "train", "validation"}
 DRAWING = 1  # increase it when the painters change, so that existing scenes are drawn again
 SIZES = ((256, 256), (288, 224), (224, 288))  # width and height of the images [pixels]
+PHOTO_SIZES = (*[(256, 192)] * 5, *[(256, 171)] * 3, *[(192, 256)] * 2, (171, 256))
 WIDE = 4000, 3000  # Width and height of pictures with small objects. [pixels]
 SMALL = 64
 """Small objects are as large as in an image of this side. [pixels]"""
@@ -95,6 +101,20 @@ SUPERSAMPLING = 2
 LARGEST_OVERLAP = 0.25
 """The part of a box that another box may cover; with more, some objects would be hidden."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """What images show."""
+
+    varied: bool = False  # Whether colours, sizes, light and backgrounds vary
+    rare: float | None = None
+    """Share of the objects that are of the last kind; None: that of every kind."""
+    sizes: Sequence[tuple[int, int]] = SIZES
+    """Width and height of the images, of which each is drawn equally often. [pixels]"""
+    small_objects: bool = False
+
+
+PLAIN = Style()
 Box = tuple[float, float, float, float]  # xyxy, pixels
 Colour = tuple[int, int, int]
 
@@ -143,23 +163,15 @@ def overlap_share(box: Box, other: Box) -> float:
     return shared_width * shared_height / min(areas)
 
 
-def draw_scene(
-    random: Random,
-    *,
-    varied: bool = False,
-    rare: float | None = None,
-    small_objects: bool = False,
-) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels).
-
-    `rare` is the share of the objects that are of the last kind; None: that of every kind.
-    """
-    width, height = WIDE if small_objects else random.choice(SIZES)
+def draw_scene(random: Random, style: Style = PLAIN) -> tuple[Image.Image, list[tuple[int, Box]]]:
+    """Return a synthetic image, and each object's index in `KINDS` and box (xyxy, pixels)."""
+    varied, rare = style.varied, style.rare
+    width, height = WIDE if style.small_objects else random.choice(style.sizes)
     large = Image.new("RGB", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
     (draw_varied_background if varied else draw_background)(draw, *large.size, random)
     count = 0 if random.random() < 0.03 else random.randint(1, 5)
-    if small_objects:
+    if style.small_objects:
         count = MANY
     objects: list[tuple[int, Box]] = []
     # A full scene may have no place left: after six attempts per object there are fewer objects.
@@ -169,7 +181,7 @@ def draw_scene(
         label = random.randrange(len(KINDS) if rare is None else len(KINDS) - 1)
         if rare is not None and random.random() < rare:
             label = len(KINDS) - 1
-        box = place_box(KINDS[label], *large.size, random, varied=varied, small=small_objects)
+        box = place_box(KINDS[label], *large.size, random, varied=varied, small=style.small_objects)
         if all(overlap_share(box, other) <= LARGEST_OVERLAP for _, other in objects):
             objects.append((label, box))
     # An object that stands lower is nearer to the viewer, so it is painted later.
@@ -242,9 +254,7 @@ def write_split(
     name: str,
     seed: int,
     count: int,
-    varied: bool = False,
-    rare: float | None = None,
-    small_objects: bool = False,
+    style: Style = PLAIN,
     advance: Callable[[int, str], None],
 ) -> None:
     """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
@@ -253,12 +263,7 @@ def write_split(
     for index in range(count):
         # A generator for each image: image N is the same, however many images are drawn. Seeds of
         # text do not depend on PYTHONHASHSEED.
-        picture, objects = draw_scene(
-            Random(f"{seed} {name} {index}"),
-            varied=varied,
-            rare=rare,
-            small_objects=small_objects,
-        )
+        picture, objects = draw_scene(Random(f"{seed} {name} {index}"), style)
         file_name = f"{name}-{index:05d}.jpg"
         picture.save(images_folder / file_name, quality=90)
         size = {"width": picture.width, "height": picture.height}

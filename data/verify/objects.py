@@ -39,7 +39,7 @@ samples."""
 STEP = 32
 SIZES = tuple(range(128, 1601, STEP))
 """Sides of squares, the longer ones of rectangles."""
-FITTING = 0.9
+FITTING = 0.8
 MOST_TIMES = 8.0  # A size at which a step takes longer than so many present ones is not proposed
 MARGIN = 0.01
 """At the proposed image size this share of the boxes may lack an anchor beyond the least share at

@@ -17,6 +17,7 @@ from data.synthetic import (
     SIZES,
     SUPERSAMPLING,
     Kind,
+    Style,
     draw_scene,
     make_synthetic_data,
     overlap_share,
@@ -112,7 +113,7 @@ def test_interruption_leaves_no_partial_tree(tmp_path: Path, has_old_data: bool)
 def test_boxes_are_inside_the_image_and_overlap_little(varied: bool, smallest: int) -> None:
     seen, counts = set(), []
     for seed in range(120):
-        picture, objects = draw_scene(Random(seed), varied=varied)
+        picture, objects = draw_scene(Random(seed), Style(varied=varied))
         for label, (left, top, right, bottom) in objects:
             assert 0 <= left < right <= picture.width
             assert 0 <= top < bottom <= picture.height
@@ -130,7 +131,7 @@ def test_boxes_are_inside_the_image_and_overlap_little(varied: bool, smallest: i
 def test_umbrellas_may_be_rare() -> None:
     counts = np.zeros(len(KINDS))
     for seed in range(300):
-        for label, _ in draw_scene(Random(seed), rare=0.05)[1]:
+        for label, _ in draw_scene(Random(seed), Style(rare=0.05))[1]:
             counts[label] += 1
     shares = counts / counts.sum()
     assert KINDS[-1].name == "Umbrella" and 0.02 < shares[-1] < 0.1
