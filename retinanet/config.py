@@ -94,6 +94,12 @@ CONFLICTS: tuple[tuple[str, str, Callable[[Any], bool], LiteralString], ...] = (
         "ipex in bf16 has NaN gradients at data.image_size=64 and below; set 96",
     ),
     (
+        "engine",
+        "model",
+        lambda c: c.engine.name == "ipex" and c.model.variant != "v1",
+        "model.variant=v2 needs engine.name=torch: ipex was not tested with group norms",
+    ),
+    (
         "distributed",
         "engine",
         lambda c: c.distributed.groups > 1 and c.engine.name == "ipex",

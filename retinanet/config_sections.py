@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from common.errors import MOST_CLASSES
 from retinanet.config_types import (
     BEST_COCO_DETECTOR,
+    DEFAULT_ARCHITECTURE,
     DEFAULT_BETA1,
     DEFAULT_MILESTONE_FACTOR,
     DETECTOR,
@@ -36,6 +37,7 @@ from retinanet.config_types import (
     ClassWeightsInFile,
     LogitCopies,
     Milestones,
+    PartOfArchitecture,
     Precision,
     Resume,
     Side,
@@ -45,7 +47,6 @@ from retinanet.config_types import (
     chosen_precision,
     is_interval,
     number_or_auto,
-    of_architecture,
     parse_window,
     refused,
     require_augmentation,
@@ -192,19 +193,15 @@ class ModelConfig:
     ] = None
     """Detector to start from: a run, checkpoint, .safetensors, or `torchvision`. [path or null]"""
     backbone: Annotated[
-        BackboneName | Literal["auto"],
+        PartOfArchitecture[BackboneName | Literal["auto"]],
         Resume.MUST_MATCH,
-        closed("resnext50_32x4d"),
-        of_architecture("backbone"),
-        Field(validate_default=True),
+        closed(DEFAULT_ARCHITECTURE.backbone),
     ] = "auto"
     """Backbone; auto: that of torchvision's detector in `weights`, else resnext50_32x4d. [name]"""
     variant: Annotated[
-        VariantName | Literal["auto"],
+        PartOfArchitecture[VariantName | Literal["auto"]],
         Resume.MUST_MATCH,
-        closed("v1"),
-        of_architecture("variant"),
-        Field(validate_default=True),
+        closed(DEFAULT_ARCHITECTURE.variant),
     ] = "auto"
     """v2: torchvision's, GIoU loss, norms in the heads; auto: of `weights`, else v1. [name]"""
     num_classes: Annotated[int | None, Field(ge=1, le=MOST_CLASSES), Resume.MUST_MATCH] = None

@@ -77,18 +77,22 @@ COCO_DETECTORS = {
 BEST_COCO_DETECTOR = "retinanet_resnet50_fpn_v2"  # Box mAP 0.415; the other has 0.364
 
 
-def of_architecture(part: Literal["backbone", "variant"]) -> AfterValidator:
-    """Return a check that replaces `auto`: by the part of torchvision's detector in `weights`."""
+def require_fitting_part(value: str, others: ValidationInfo) -> str:
+    """Replace `auto` by what torchvision's detector in `weights` has; refuse what it has not."""
+    detector = str(others.data.get("weights"))
+    architecture = COCO_DETECTORS.get(detector, DEFAULT_ARCHITECTURE)
+    needed: str = getattr(architecture, str(others.field_name))
+    if value not in ("auto", needed) and detector in COCO_DETECTORS:
+        advice: LiteralString = "the detector {detector} of model.weights has {needed}"
+        raise PydanticCustomError("weights", advice, {"detector": detector, "needed": needed})
+    return needed if value == "auto" else value
 
-    def resolve(value: str, others: ValidationInfo) -> str:
-        detector = str(others.data.get("weights"))
-        needed: str = getattr(COCO_DETECTORS.get(detector, DEFAULT_ARCHITECTURE), part)
-        if value not in ("auto", needed) and detector in COCO_DETECTORS:
-            advice: LiteralString = "the detector {detector} of model.weights has {needed}"
-            raise PydanticCustomError("weights", advice, {"detector": detector, "needed": needed})
-        return needed if value == "auto" else value
 
-    return AfterValidator(resolve)
+Part = TypeVar("Part")
+# pydantic does not validate defaults by itself, and `auto` would stay.
+PartOfArchitecture = Annotated[
+    Part, AfterValidator(require_fitting_part), Field(validate_default=True)
+]
 
 
 Precision: TypeAlias = Literal["auto", "bf16", "float32"]

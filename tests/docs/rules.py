@@ -135,7 +135,11 @@ CANNOT = {
     r"(?:cmake|cp) .*build.*": "oneDNN's sources; it takes 35 minutes",
 }
 STUDIES = "tests/profiling/studies"
+OF_COCO = "torchvision's files are not here; tests/retinanet/training/test_coco_detectors.py"
 PARSED = {
+    r"retinanet train .* model\.weights=torchvision( --check)?": OF_COCO,
+    r"retinanet convert --detector retinanet_resnet50_fpn_v2 .*": OF_COCO,
+    r"retinanet predict --checkpoint converted/coco .*": OF_COCO,
     r"retinanet launch scale .*": f"{STUDIES}/scale/test_command.py",
     r"retinanet launch groups .*": f"{STUDIES}/async_groups/test_command.py",
     r"retinanet launch tune .*--measure-hosts .*": f"two hosts; {STUDIES}/tune",

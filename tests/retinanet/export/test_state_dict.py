@@ -51,7 +51,9 @@ def assert_equal_detections(model: RetinaNet, images: Tensor, file: Path) -> int
     assert sum(part.at_the_edge for part in parts) <= 0.01 * equal
     assert max(part.score_difference for part in parts) < 1e-4
     # float32 has 24 bits: rounding alone is some 1e-4 pixels in coordinates of hundreds of pixels.
-    assert max(part.box_difference for part in parts) < max(1e-4, 2e-6 * images.shape[-1])
+    # Group norms divide by a deviation that is rounded too.
+    limit = 5e-4 if model.variant.norm_groups else 1e-4
+    assert max(part.box_difference for part in parts) < max(limit, 2e-6 * images.shape[-1])
     return equal
 
 
