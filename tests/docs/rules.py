@@ -336,7 +336,6 @@ RULES = (
     run(
         r"retinanet train --config docs/examples/few-umbrellas\.yaml .*",
         f"{TINY} {' '.join(FEW_UMBRELLAS)}",
-        needs=OWN_PHOTOS,
         writes=("runs/*/checkpoints/best",),
         unlike=("class weights", "repeats"),
     ),
