@@ -45,8 +45,7 @@ def predict(options: PredictOptions) -> int:
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    folder, only = options.out or DEFAULT_OUT, options.only or ()
-    draws = not (options.no_pictures or options.labels)
+    folder, draws = options.out or DEFAULT_OUT, not (options.no_pictures or options.labels)
     sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
     if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
@@ -61,7 +60,7 @@ def predict(options: PredictOptions) -> int:
     precision = noted_precision(options.precision, console)
     detector = Detector.load(options.checkpoint, precision=precision)
     require_no_input(outputs, [*(each.file for each in sources.all), *detector.path.iterdir()])
-    detector.require_classes(only, option="--class")
+    detector.require_classes(options.only or (), option="--class")
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))

@@ -137,6 +137,8 @@ def test_folder_without_other_pictures_is_refused(run: Path, run_here: RunHere) 
     line = error_line(run_here(main, "report", run, "--unlabelled", folder))
     assert line == f"error: {folder}: no picture without labels; give a folder that has some"
     assert not (run / "report.html").exists()
+    line = error_line(run_here(main, "report", run, "--unlabelled", folder / "0.png"))
+    assert line == f"error: --unlabelled: {folder / '0.png'} is not a folder"
 
 
 def test_without_the_training_pictures_only_doubt_counts(
