@@ -333,10 +333,7 @@ def images_of_list(file: Path, reach: Reach) -> Iterator[tuple[int, str, bool]]:
 
 
 def label_files(image: Path | str, moved: tuple[Path, Path] | None = None) -> list[str]:
-    """Return where an image's labels may be: `images` in its path is `labels`, or beside it.
-
-    Or they are in the second folder of `moved` as the image is in the first.
-    """
+    """Return where an image's labels may be: beside it, or in `labels` instead of `images`."""
     beside = f"{os.path.splitext(image)[0]}.txt"  # noqa: PTH122
     in_labels = exchange_folder(beside, "images", "labels")
     files = [beside] if in_labels is None else [in_labels, beside]

@@ -47,23 +47,23 @@ def predict(options: PredictOptions) -> int:
     Raises:
         InputError: A file is missing, or an output exists or cannot be written.
     """
-    folder, only = options.out or DEFAULT_OUT, options.only or ()
-    draws = not (options.no_pictures or options.labels)
+    folder, draws = options.out or DEFAULT_OUT, not (options.no_pictures or options.labels)
     tiling = options.tiles.tiling()
     sources = find_sources(options.pictures, out=folder, allow_outside=options.allow_outside)
     if options.out is None and draws and not options.overwrite:
         sources = number_outputs(sources)
-    labels = Labels(options, sources)
+    labels = Labels(options, sources) if options.labels else None
     if sources.videos:
         require_packages("av", purpose=str(sources.videos[0].file))
     json_files = [options.json] if options.json else []
-    outputs = [*(each.drawn for each in sources.all if draws), *labels.files, *json_files]
+    outputs = [*(each.drawn for each in sources.all if draws), *json_files]
+    outputs += labels.files if labels else []
     require_free(outputs, overwrite=options.overwrite, advice="give --overwrite or another --out")
     console = make_console()
     precision = noted_precision(options.precision, console)
     detector = Detector.load(options.checkpoint, precision=precision)
     require_no_input(outputs, [*(each.file for each in sources.all), *detector.path.iterdir()])
-    detector.require_classes(only, option="--class")
+    detector.require_classes(options.only or (), option="--class")
     for note in sources.left_out.notes():
         print_line(console, f"note: {note}")
     counter = DetectionCounter(make_console(stderr=True))
@@ -84,21 +84,22 @@ def predict(options: PredictOptions) -> int:
         for video in sources.videos:
             if not stop.received:
                 detect_in_video(video, search, every=options.every)
-    written = ", ".join(map(str, [*([folder] if draws or labels.files else []), *json_files]))
+    written = ", ".join(map(str, [*([folder] if draws or labels else []), *json_files]))
     line = f"{counter.summary()} in {precision}" + (f" → {written}" if written else "")
     if others := sources.left_out.others:
         line += f"; {counted(others, 'other file')} skipped"
     if counter.problems:
         line += f"; {counter.problems} could not be read (see above)"
     console.print(line, soft_wrap=True)
-    labels.write(console)
+    if labels is not None:
+        labels.write(console)
     if stop.received:
         console.print(f"{stop.received}: stopped before the end; written files are complete")
         return INTERRUPTED
     return BAD_INPUT if counter.problems else FINISHED
 
 
-def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Labels) -> None:
+def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Labels | None) -> None:
     """Detect objects in all pictures, or until a signal; print an error for unreadable pictures.
 
     Raises:
@@ -129,7 +130,8 @@ def detect_in_pictures(pictures: Sequence[Source], search: Search, labels: Label
             wait_for_drawings(drawing)
             for (source, pixels), detections in zip(readable, results, strict=True):
                 records = search.record(source.file, detections)
-                labels.add(source.file, (pixels.shape[1], pixels.shape[0]), detections)
+                if labels is not None:
+                    labels.add(source.file, (pixels.shape[1], pixels.shape[0]), detections)
                 if search.draws:
                     drawn = draw_detections(
                         pixels, detections, names=search.detector.names, least_score=0

@@ -26,14 +26,11 @@ WRITERS: dict[str, Writer] = {"yolo": yolo_labels, "voc": voc_labels, "coco": co
 
 
 class Labels:
-    """The labels of pictures, collected and written at the end; without `--labels` nothing."""
+    """The labels of pictures in the format of `--labels`, collected and written at the end."""
 
     def __init__(self, options: PredictOptions, sources: Sources) -> None:
         """Find the `files` that will be written; raise InputError for what has no labels."""
-        self.files: list[Path] = []
-        self.format, self.folder = options.labels, options.out or Path()
-        if self.format is None:
-            return
+        self.format, self.folder = str(options.labels), options.out or Path()
         if options.out is None:
             raise InputError("command line: --labels: needs --out DIR, the folder for the labels")
         if sources.videos:
@@ -58,13 +55,11 @@ class Labels:
     def texts(self, part: LabelPart) -> list[tuple[Path, str]]:
         """Return the files of some labels, and their texts."""
         annotations = part.finish().annotations(self.names, part.boxes["category"])
-        files = WRITERS[str(self.format)](annotations, self.scores)
+        files = WRITERS[self.format](annotations, self.scores)
         return [(self.folder / path, text) for path, text in files]
 
     def add(self, file: Path, size: tuple[int, int], found: ImageDetections) -> None:
         """Add the boxes of a picture of a size (width, height), in hundredths of pixels."""
-        if self.format is None:
-            return
         numbers, boxes = {name: number for number, name in self.names.items()}, []
         corners = np.clip(found.boxes, 0, np.tile(size, 2)).round(2).tolist()
         labels = self.classes.to_labels(found.category_ids).tolist()
@@ -77,8 +72,6 @@ class Labels:
 
     def write(self, console: Console) -> None:
         """Write all labels, or after an error none, and print the command that reads them back."""
-        if self.format is None:
-            return
         with removed_on_failure(self.files):
             for file, text in self.texts(self.part):
                 write_atomically(file, text)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from common.console import make_console, print_line
-from common.errors import FINISHED, printable
+from common.errors import FINISHED, InputError, printable
 from common.files import require_free, write_atomically, write_json
 from common.outputs import require_no_input
 from common.page import render_page
@@ -33,6 +33,8 @@ def report(options: ReportOptions) -> int:
     run = find_run(folder)
     page = options.out or (run.path if run else folder) / REPORT
     unlabelled, listed = options.unlabelled, page.with_suffix(".next.txt")
+    if unlabelled is not None and not unlabelled.is_dir():
+        raise InputError(f"--unlabelled: {unlabelled} is not a folder")
     files = [page, *([listed] if unlabelled else [])]
     advice = "give --overwrite, or another file with --out"
     require_free(files, overwrite=options.overwrite, advice=advice)

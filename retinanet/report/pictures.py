@@ -46,16 +46,11 @@ def worst_picture(dataset: DetectionDataset, result: ImageResult) -> Picture:
 
 
 def candidate_picture(candidate: Candidate, material: Material) -> Picture:
-    """Return a picture to label, with the boxes from half of the best threshold upwards."""
-    names = material.dataset.class_map
-    content, (width, height) = as_jpeg(
-        draw_detections(
-            read_picture(candidate.file),
-            candidate.detections,
-            names=dict(zip(names.category_ids, names.names, strict=True)),
-            least_score=material.best.threshold / 2 if material.best else 0.2,
-        )
-    )
+    """Return a picture to label, with its boxes from half of the best threshold upwards."""
+    least = material.best.threshold / 2 if material.best else 0.2
+    found, pixels = candidate.detections, read_picture(candidate.file)
+    drawn = draw_detections(pixels, found, names=candidate.names, least_score=least)
+    content, (width, height) = as_jpeg(drawn)
     why = f"{candidate.reason}: {candidate.evidence}"
     return Picture(jpeg_address(content), width, height, title=candidate.file, caption=why)
 

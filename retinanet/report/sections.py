@@ -195,19 +195,13 @@ def next_steps(material: Material, *, page: Path) -> list[Block]:
     return blocks
 
 
-LABEL_TEXT = (
-    "Uncertain: boxes have a score near the threshold of their class. Rare: a class has at most "
-    "half as many labelled objects as the mean class. Unlike: the picture is farther from all "
-    "training pictures than 95 % of those are from their nearest one. The reasons take turns."
-)
-
-
 def label_section(found: Sequence[Candidate], material: Material) -> Section:
     """Return the pictures to label next, in their order."""
     columns = tuple(map(text_column, Candidate._fields[:3]))
     rows = [each[:3] for each in found]
     pictures = [candidate_picture(each, material) for each in found[:OPEN_PICTURES]]
-    table = Table("Label these, in this order", columns, rows, notes=[LABEL_TEXT])
+    note = "The reasons take turns; docs/evaluation.md says how each is measured."
+    table = Table("Label these, in this order", columns, rows, notes=[note])
     return Section("label", "Which pictures to label next", [table, Pictures(pictures)])
 
 

@@ -7,7 +7,7 @@ Three measures of active learning propose pictures in turn, each with its reason
   https://arxiv.org/abs/1809.09875)
 - rare: boxes of a class with few labelled objects, weighted by the inverse class frequency
 - unlike: pictures farther from all training pictures than 95 % of those are from their nearest one,
-  in the mean of the network's last maps (Sun et al. 2022, https://arxiv.org/abs/2204.06507), the
+  in the mean of the network's maps C3 (Sun et al. 2022, https://arxiv.org/abs/2204.06507), the
   farthest first; one that was chosen counts as labelled (k-center greedy, Sener and Savarese 2018,
   https://arxiv.org/abs/1708.00489)
 """
@@ -42,6 +42,7 @@ from retinanet.report.material import Material
 REASONS = ("uncertain", "rare", "unlike")
 SAMPLE = 500  # Training pictures, spread over all, with which others are compared
 FAR = 0.95
+COPY = 0.1  # Distance of near copies, relative to the median one of training pictures
 RARE = 2.0  # Weight of a class with half as many boxes as the mean class
 Features = NDArray[np.float32]  # [N, F] of unit length
 Value = tuple[float, str]  # of a picture for one reason, and its evidence
@@ -54,6 +55,7 @@ class Candidate(NamedTuple):
     reason: str
     evidence: str
     detections: ImageDetections
+    names: dict[int, str]  # of all classes
 
 
 def propose(
@@ -72,8 +74,8 @@ def propose(
     detector = Detector(material.checkpoint, precision=material.precision)
     network = material.checkpoint.build_model().eval()
     files, found, features = [], [], []
-    title, total = "pictures without labels", len(sources)
-    with ThreadPoolExecutor(THREADS) as pool, progress(console, title, total=total) as advance:
+    shown = progress(console, "pictures without labels", total=len(sources))
+    with ThreadPoolExecutor(THREADS) as pool, shown as advance:
         for [(source, pixels)] in read_ahead(sources, read, pool, batch_size=1):
             if isinstance(pixels, InputError):
                 print_line(console, printable(f"note: left out: {pixels}"))
@@ -86,17 +88,20 @@ def propose(
         raise InputError(f"{folder}: no picture without labels; give a folder that has some")
     trained = training_features(network, material, console)
     values = value_boxes(found, detector.names, material)
-    chosen = choose(values, np.stack(features), trained, count=count)
-    return len(files), [Candidate(files[row], why, text, found[row]) for row, why, text in chosen]
+    return len(files), [
+        Candidate(files[row], reason, evidence, found[row], detector.names)
+        for row, reason, evidence in choose(values, np.stack(features), trained, count=count)
+    ]
 
 
 def pool_features(network: RetinaNet, pixels: Pixels, material: Material) -> NDArray[np.float32]:
-    """Return the features [F] of a picture: C5, the body's last maps, averaged over all places."""
+    """Return the features [F] of a picture: C3, its colours and textures, averaged over places."""
     model = material.checkpoint.model
     size = input_size((pixels.shape[0], pixels.shape[1]), model.image_size)
     image = fit_image(pixels, size=size, resize=model.resize)
     with torch.inference_mode():
-        maps = [*network.backbone.body(normalize(image[None])).values()][-1]
+        # C4 and C5, which know objects, hardly tell a night from a day after a short training.
+        maps = next(iter(network.backbone.body(normalize(image[None])).values()))
         features: NDArray[np.float32] = to_unit_length(maps.mean(dim=(2, 3)))[0].numpy()
     return features
 
@@ -126,26 +131,21 @@ def value_boxes(
     mean = len(trained) / len(names)
     values = []
     for found in pictures:
-        unsure: list[Value] = []
-        rare = (0.0, "")
+        unsure, rare = list[Value](), [(0.0, "")]
         for number, score in zip(found.category_ids.tolist(), found.scores.tolist(), strict=True):
             name, threshold = names[number], float(thresholds.get(names[number], 0.5))
             # The score as if the threshold were 0.5: linear below it and above it.
-            places = [0, threshold, 1]
-            level = float(np.interp(score, places, [0, 0.5, 1]))
+            level = float(np.interp(score, [0, threshold, 1], [0, 0.5, 1]))
             if 0.25 <= level <= 0.75:  # others are noise, or sure
-                text = f"{name} {score:.2f}, threshold {threshold:.2g}"
-                unsure.append((1 - abs(2 * level - 1), text))
+                near = f"{name} {score:.2f}, threshold {threshold:.2g}"
+                unsure.append((1 - abs(2 * level - 1), near))
             weight = mean / max(1, boxes[number])
             if weight >= RARE and level >= 0.25:
-                text = f"perhaps {name} {score:.2f}; {boxes[number]:,} of its objects are labelled"
-                rare = max(rare, (weight * level, text))
-        text = (
-            f"{counted(len(unsure), 'unsure box', 'unsure boxes')}: {max(unsure)[1]}"
-            if unsure
-            else ""
-        )
-        values.append(((sum(value for value, _ in unsure), text), rare))
+                few = f"perhaps {name} {score:.2f}; {boxes[number]:,} of its objects are labelled"
+                rare.append((weight * level, few))
+        many = counted(len(unsure), "unsure box", "unsure boxes")
+        doubt = sum(value for value, _ in unsure), f"{many}: {max(unsure, default=rare[0])[1]}"
+        values.append((doubt, max(rare)))
     return values
 
 
@@ -159,8 +159,7 @@ def choose(
 ) -> list[tuple[int, str, str]]:
     """Return row, reason and evidence of at most `count` pictures, one for each reason in turn.
 
-    Near copies of a chosen picture, such as the next frame of a video, are passed over: nearer to
-    it than half of the training pictures are to their nearest.
+    Near copies of a chosen picture, such as the next frame of a video, are passed over.
     """
     usual, far, nearest = 0.0, np.inf, np.zeros(len(values), np.float32)
     if len(trained) > 1:
@@ -182,6 +181,6 @@ def choose(
             chosen.append((row, reason, values[row][place][1] if place < 2 else times[row]))
             apart = distances(features, features[row : row + 1])[:, 0]
             nearest = np.minimum(nearest, apart)
-            is_free &= apart >= usual
+            is_free &= apart >= COPY * usual
             is_free[row], in_vain = False, 0
     return chosen

@@ -175,6 +175,11 @@ def make_new_photos(path: Path, _: Path) -> None:
     run_ours(f"data scenes --out {path.name} --images 3 --seed 7", path.parent)
 
 
+def write_next_list(path: Path, made: Path) -> None:
+    make_once("runs/my-photos", made)
+    path.write_text("more-photos/images/photo-00000.jpg\nmore-photos/images/photo-00002.jpg\n")
+
+
 def write_table(path: Path, _: Path) -> None:
     """Write one of OpenImages' CSV files."""
     path.write_bytes(openimages(train=6, validation=2)[f"/{path.name}"])
@@ -359,6 +364,8 @@ FIXTURES: dict[str, Make] = {
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
     "new-photos": make_new_photos,
+    "more-photos": make_new_photos,
+    "runs/my-photos/report.next.txt": write_next_list,
     "yolo-photos": make_other_format,
     "voc-photos": make_other_format,
     "strange-set": make_strange_set,

@@ -288,6 +288,22 @@ RULES = (
         prints=("finished after 2 steps",),
     ),
     run(
+        r"retinanet report runs/my-photos --unlabelled .*",
+        needs=(*OWN_PHOTOS, "runs/my-photos"),
+        writes=("runs/my-photos/report.next.txt",),
+        prints=("Label next: ",),
+    ),
+    bash(
+        r"xargs .* retinanet predict .*",
+        needs=("more-photos", "runs/my-photos"),
+        writes=("to-correct/annotations/instances_default.json",),
+        unlike=("20 pictures, 122 boxes",),
+    ),
+    run(
+        r"retinanet predict .*--labels yolo .*",
+        writes=("predicted/data.yaml", "predicted/train/labels/photo-00000.txt"),
+    ),
+    run(
         r"retinanet report runs/my-photos",
         needs=OWN_PHOTOS,
         writes=("runs/my-photos/report.html",),
