@@ -133,10 +133,15 @@ def evaluate_split(
         assert found is not None, "None is returned only after a stop request"
         detections = found
     else:
-        rules, classes = dataset.rules, dataset.class_map
-        settings = {"size": rules.image_size, "resize": rules.resize}
-        tile = partial(detect_pictures, model, classes=classes, forward=forward, **settings)
-        find = partial(detect_in_tiles, detect=tile, tiling=tiling, batch_size=batch_size)
+        detect = partial(
+            detect_pictures,
+            model,
+            classes=dataset.class_map,
+            forward=forward,
+            size=dataset.rules.image_size,
+            resize=dataset.rules.resize,
+        )
+        find = partial(detect_in_tiles, detect=detect, tiling=tiling, batch_size=batch_size)
         detections = detect_split_in_tiles(dataset, find, console=console)
     evaluation = coco_metric(dataset.annotations, detections, library=library)
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
