@@ -66,10 +66,11 @@ class TileOptions:
     """The options of commands that cut pictures into tiles."""
 
     tiles: int | None = option(
-        "cut each picture into square tiles of N pixels, for objects that are small in it",
-        default=None,
-        parse=positive,
+        "cut each picture into square tiles of N pixels, for objects that are small in it; a "
+        "picture that is no larger stays whole",
         metavar="N",
+        parse=positive,
+        default=None,
     )
     overlap: float | None = option(
         "share of a tile that its neighbour has too; an object smaller than that is whole in one "
