@@ -15,10 +15,7 @@ COMMANDS = {
         "create synthetic data: drawn images with bounding boxes",
     ),
     "split": ("data.split:add_split", "split annotations into training and validation"),
-    "tile": (
-        "data.tile:add_tile",
-        "cut large images into tiles, for objects that are small in them",
-    ),
+    "tile": ("data.tile:add_tile", "cut large images into tiles, for small objects"),
     "convert": (
         "data.convert:add_convert",
         "convert labels of YOLO, Pascal VOC, COCO or OpenImages, or make an index",

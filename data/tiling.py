@@ -6,23 +6,16 @@ width; one that is no larger than a tile is one tile.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from numbers import Real
 from typing import NamedTuple
 
-from common.cli import number_between, number_that
+from common.cli import positive, probability
 from common.errors import InputError, require_count
 from common.options import option
 
-LEAST_SIDE, MOST_SIDE = 32, 65_535  # Pixels; of smaller tiles, a picture has hundred thousands
-MOST_OVERLAP = 0.9
+LEAST_SIDE, MOST_OVERLAP = 32, 0.9  # Beyond them a picture has hundred thousands of tiles
 DEFAULT_OVERLAP = 0.2
-
-tile_side = partial(number_between, LEAST_SIDE, MOST_SIDE)
-overlap_share = partial(
-    number_that, lambda x: 0 <= x <= MOST_OVERLAP, f"a share from 0 to {MOST_OVERLAP}"
-)
 
 
 class Tile(NamedTuple):
@@ -36,23 +29,20 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How pictures are cut into tiles.
-
-    Raises InputError if a number is out of its range.
-    """
+    """How pictures are cut into tiles. Raises InputError if a number is out of its range."""
 
     side: int  # Of a tile. [pixels]
     overlap: float = DEFAULT_OVERLAP  # The share of a tile that its neighbour has too, at least
 
-    def __post_init__(self) -> None:
-        require_count(self.side, name="tiles")
-        if not LEAST_SIDE <= self.side <= MOST_SIDE:
-            raise InputError(f"tiles: expected {LEAST_SIDE} to {MOST_SIDE} pixels: {self.side}")
-        if not isinstance(self.overlap, Real) or not 0 <= float(self.overlap) <= MOST_OVERLAP:
-            raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
-
     def __str__(self) -> str:
         return f"tiles of {self.side} pixels that share {self.overlap:g}"
+
+    def __post_init__(self) -> None:
+        require_count(self.side, name="tiles")
+        if self.side < LEAST_SIDE:
+            raise InputError(f"tiles: expected at least {LEAST_SIDE} pixels, found {self.side}")
+        if not isinstance(self.overlap, Real) or not 0 <= float(self.overlap) <= MOST_OVERLAP:
+            raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
 
     def tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Return the tiles of a picture of (height, width) pixels, row by row."""
@@ -65,7 +55,7 @@ class Tiling:
 
     def _starts(self, length: int) -> list[int]:
         """Return where the tiles along a side of the picture begin."""
-        most_apart = max(1, self.side - round(self.overlap * self.side))
+        most_apart = self.side - round(self.overlap * self.side)
         steps = max(0, ceil((length - self.side) / most_apart))
         # No step is longer than `most_apart`, a whole number, by rounding either.
         return [round(step * (length - self.side) / max(1, steps)) for step in range(steps + 1)]
@@ -76,23 +66,24 @@ class TileOptions:
     """The options of commands that cut pictures into tiles."""
 
     tiles: int | None = option(
-        "cut each picture into square tiles of N pixels, for objects that are small in it",
-        default=None,
-        parse=tile_side,
+        "cut each picture into square tiles of N pixels, for objects that are small in it; a "
+        "picture that is no larger stays whole",
         metavar="N",
+        parse=positive,
+        default=None,
     )
     overlap: float | None = option(
         "share of a tile that its neighbour has too; an object smaller than that is whole in one "
         f"of them (default: {DEFAULT_OVERLAP})",
-        default=None,
-        parse=overlap_share,
         metavar="P",
+        parse=probability,
+        default=None,
     )
 
     def tiling(self) -> Tiling | None:
         """Return the tiling; None without `--tiles`. Raises InputError for `--overlap` alone."""
-        if self.tiles is None:
-            if self.overlap is not None:
-                raise InputError("overlap: only with tiles; give their side too, such as 640")
-            return None
-        return Tiling(self.tiles, DEFAULT_OVERLAP if self.overlap is None else self.overlap)
+        if self.tiles is not None:
+            return Tiling(self.tiles, *(() if self.overlap is None else (self.overlap,)))
+        if self.overlap is not None:
+            raise InputError("overlap: only with tiles; give their side too, such as 640")
+        return None

@@ -41,7 +41,7 @@ from retinanet.evaluation.output import (
     save_picture,
     write_evaluation,
 )
-from retinanet.evaluation.tiles import detect_split_in_tiles
+from retinanet.evaluation.tiles import detect_in_tiles, detect_split_in_tiles
 from retinanet.training.checkpoint import Checkpoint, read_checkpoint
 from retinanet.training.recorder import print_evaluation
 
@@ -141,9 +141,8 @@ def evaluate_split(
             image_size=dataset.rules.image_size,
             resize=dataset.rules.resize,
         )
-        detections = detect_split_in_tiles(
-            dataset, detect, tiling=tiling, batch_size=batch_size, console=console
-        )
+        find = partial(detect_in_tiles, detect=detect, tiling=tiling, batch_size=batch_size)
+        detections = detect_split_in_tiles(dataset, find, console=console)
     evaluation = coco_metric(dataset.annotations, detections, library=library)
     return SplitResult(evaluation, detections, seconds=time.perf_counter() - start)
 

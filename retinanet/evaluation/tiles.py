@@ -1,22 +1,19 @@
 """Detection of small objects in large pictures: tile by tile, with one list of boxes at the end.
 
-Each tile is a picture for the detector, and so is the whole picture once, for objects that no tile
-has room for. An object at a seam is seen by several tiles. A box that reaches an inner edge of its
-tile is suspected to be a part of an object, and parts are settled by what other tiles see:
+The whole picture is a view too, for objects that no tile has room for. A box that reaches an inner
+edge of its tile may be a part of an object. Parts are settled by what other tiles see:
 
 1. A part is dropped where another tile sees the same place and more of its surroundings: what is
-   there is for that tile to tell. Objects smaller than the overlap are thus reported by a tile that
-   sees them whole.
-2. Two boxes are of one object if they agree (IoU) in the region that both tiles see. A whole box
-   stands for its parts; parts that agree with no whole box are joined to the box around them.
+   there is for that tile to tell. Objects smaller than the overlap are thus reported whole.
+2. Boxes are of one object if they agree (IoU) in the region that both views see. A whole box stands
+   for its parts; parts that agree with no whole box are joined to the box around them.
 3. A part most of which is in a surer whole box of its class is dropped.
 
-Whole boxes of one class that overlap compete as within a picture: non-maximum suppression. Without
-a second view of a place nothing changes there.
+Whole boxes of a class that overlap compete as within a picture: non-maximum suppression.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,37 +64,23 @@ def detect_in_tiles(
 
 
 def detect_split_in_tiles(
-    dataset: DetectionDataset,
-    detect: DetectPictures,
-    *,
-    tiling: Tiling,
-    batch_size: int,
-    console: Console,
+    dataset: DetectionDataset, detect: Callable[..., ImageDetections], *, console: Console
 ) -> SplitDetections:
-    """Return the detections in all images of a split, in annotated pixels; see `detect_in_tiles`.
+    """Return the detections in all images of a split, in annotated pixels.
 
-    Raises:
-        InputError: An image cannot be read.
+    `detect` is `detect_in_tiles` without the pixels and `between`. Raises InputError if an image
+    cannot be read.
     """
-    annotations = dataset.annotations
-    results: list[ImageDetections] = []
+    images, results = dataset.annotations, list[ImageDetections]()
     with progress(console, "evaluation, images", total=len(dataset)) as advance:
-        for row in dataset.rows.tolist():
-            pixels = read_pixels(
-                annotations, dataset.image_folder, row, decoder=dataset.rules.decoder
+        for row in range(len(images)):
+            pixels = read_pixels(images, dataset.image_folder, row, decoder=dataset.rules.decoder)
+            found = detect(
+                pixels, between=lambda done, total: advance(len(results), f"tile {done} of {total}")
             )
-            found = detect_in_tiles(
-                pixels,
-                detect,
-                tiling=tiling,
-                batch_size=batch_size,
-                between=lambda done, total: advance(len(results), f"tile {done} of {total}"),
-            )
-            ratios = np.divide(annotations.image_size(row), pixels.shape[:2])[[1, 0, 1, 0]]
-            image_id = int(annotations.image_ids[row])
-            results.append(
-                ImageDetections(image_id, found.boxes * ratios, found.scores, found.category_ids)
-            )
+            ratios = np.divide(images.image_size(row), pixels.shape[:2])[[1, 0, 1, 0]]
+            image_id, boxes = int(images.image_ids[row]), found.boxes * ratios
+            results.append(replace(found, image_id=image_id, boxes=boxes))
             advance(len(results), "")
     return SplitDetections.from_images(results)
 
@@ -110,7 +93,7 @@ class Views:
     classes: NDArray[np.int64]  # [N]
     views: NDArray[np.intp]  # [N] the number of the view that each was seen in
     edges: Edges
-    """[N, 4] those of the views; edges of the picture are infinitely far away: nothing is beyond"""
+    """[N, 4] of the views; infinitely far away where they are the picture's: nothing is beyond"""
 
 
 def merge_tiles(views: Sequence[Tile], found: Sequence[ImageDetections]) -> ImageDetections:
@@ -157,9 +140,8 @@ def seen_better(
 ) -> NDArray[np.bool_]:
     """Return which parts [P] another tile sees with more of their surroundings.
 
-    Its edges are not nearer to the part on any side, and at twice the margin on a side where the
-    part may be cut off. So no two tiles leave an object to each other, unless the boxes that they
-    have of it differ by more than the margin.
+    It is clear of the part by twice the margin where that may be cut off, and nowhere nearer: two
+    tiles leave an object to each other only if their boxes of it differ by more than the margin.
     """
     boxes, own = seen.boxes[parts], clearance(seen.boxes[parts], seen.edges[parts])
     needed = np.minimum(own, 2 * margin)
@@ -177,10 +159,9 @@ def settle_parts(
     wholes: NDArray[np.intp],
     parts: NDArray[np.intp],
 ) -> tuple[Edges, NDArray[np.float64], NDArray[np.intp]]:
-    """Drop parts of whole boxes, and join those of one object, the best first.
+    """Return boxes and scores of all rows, and the rows that are left, without settled `parts`.
 
-    Return boxes and scores of all rows, and the rows that are left: whole boxes and, of each group
-    of parts, the best, whose box is around all of them. A box has the highest score of its object.
+    Of a group of parts the best is left, with the box around all; `parts` are in its order.
     """
     scores, is_whole = scores.copy(), np.zeros(len(scores), dtype=np.bool_)
     is_whole[wholes] = True
@@ -202,8 +183,7 @@ def settle_parts(
         heads = np.unique(head[agreeing])
         joined = [row]
         for first in heads[np.argsort(-scores[heads], kind="stable")].tolist():
-            # A tile has suppressed its boxes of one object: a second one is less sure, or of
-            # another object.
+            # A second box of a tile is less sure, or of another object.
             if not np.isin(seen.views[groups[first]], seen.views[joined]).any():
                 joined += groups.pop(first)
         if len(heads) and joined == [row]:

@@ -219,7 +219,7 @@ class Search:
 
     @property
     def at_once(self) -> int:
-        """How many pictures or frames `detect` should get: with tiles one fills batches."""
+        """How many pictures or frames `detect` takes: one that is cut fills batches."""
         return self.batch_size if self.tiling is None else 1
 
     def detect(
@@ -232,10 +232,9 @@ class Search:
         """
 
         def between(done: int, total: int) -> None:
-            if total > done:
-                show(f"tile {done} of {total}")
-                if self.stop.received:
-                    raise StoppedError
+            show(f"tile {done} of {total}")
+            if self.stop.received and done < total:
+                raise StoppedError
 
         if not pictures:
             return []

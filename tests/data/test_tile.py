@@ -149,7 +149,7 @@ def test_turned_and_resized_photos_and_names_in_folders(tmp_path: Path, run_here
     ]
     content = {"categories": CATEGORIES, "images": entries, "annotations": boxes}
     file = write_json(tmp_path / "a.json", content)
-    words = ("--images", tmp_path / "images", "--out", tmp_path / "new", "--quality", "100")
+    words = ("--images", tmp_path / "images", "--out", tmp_path / "new")
     cut(run_here, file, *words, overlap="0")
     assert boxes_of(tmp_path / "new" / "a.json") == {
         "b/a.jpg-0-0.jpg": [],
@@ -191,8 +191,8 @@ def test_nothing_is_replaced_and_nothing_half_done_remains(
         return error_line(run_here(main, "tile", *more))
 
     assert "--tiles: missing; give the side of a tile" in refused(file, "--out", new)
-    assert "two files have one name" in refused(file, tmp_path / "images" / "train.json", *words)
-    assert "at least 32" in run_here(main, "tile", file, "--tiles", "31", "--out", new).stderr
+    assert "two outputs have this name" in refused(file, tmp_path / "images" / "train.json", *words)
+    assert "tiles: expected at least 32" in refused(file, "--tiles", "31", "--out", new)
     damaged = tmp_path / "images" / "b.png"
     content = json.loads(file.read_text())
     content["images"].append({"id": 5, "file_name": "b.png", "width": 9, "height": 9})
@@ -210,9 +210,9 @@ def test_nothing_is_replaced_and_nothing_half_done_remains(
     assert not new.exists()
     cut(run_here, file, "--out", new)
     before = tree(new)
-    assert f"{new / 'train.json'}: exists; set another --out" in refused(file, *words)
+    assert f"{new / 'train.json'}: exists; change --out" in refused(file, *words)
     (new / "train.json").unlink()
-    assert f"{new / 'images' / 'train'}: exists; set another --out" in refused(file, *words)
+    assert f"{new / 'images' / 'train'}: exists; change --out" in refused(file, *words)
     assert tree(new).items() <= before.items()
 
 

@@ -180,7 +180,7 @@ RULES = (
     run(
         r"retinanet data tile wide/.*",
         instead=WIDE,
-        needs=OWN_PHOTOS,
+        needs=("my-photos/images",),
         writes=("tiles/my-photos.yaml", "tiles/images/validation/*-0-0.jpg"),
         unlike=("validation: 1 image",),
     ),
@@ -195,13 +195,11 @@ RULES = (
         r"retinanet evaluate --checkpoint runs/wide .*",
         "--batch-size 2",
         instead=(*WIDE, (r"runs/wide", "runs/demo")),
-        needs=OWN_PHOTOS,
         prints=("mAP50",),
     ),
     run(
         r"retinanet predict --checkpoint runs/wide .*",
-        instead=(*WIDE, (r"runs/wide", "runs/demo"), (r"photo-\d+", "photo-00000")),
-        needs=OWN_PHOTOS,
+        instead=(*WIDE, (r"runs/wide", "runs/demo")),
         writes=("predictions/*.boxes.png",),
     ),
     # data
