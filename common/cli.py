@@ -145,7 +145,6 @@ def add_command(
     summary: str | None = None,
     options: type[Options] | None = None,
     run: Callable[[Options], int] | None = None,
-    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
 ) -> argparse.ArgumentParser:
     """Add a command and return its parser; `--help` has `about`, the options, and `examples`.
 
@@ -155,7 +154,11 @@ def add_command(
     """
     listed: dict[str, Any] = {} if summary is None else {"help": summary}
     parser = commands.add_parser(
-        name, description=about, epilog=examples, formatter_class=formatter, **listed
+        name,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **listed,
     )
     if options is not None and run is not None:
         add_options(parser, options)

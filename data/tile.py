@@ -64,13 +64,13 @@ class TileSetOptions:
     images: Path | None = option(
         "folder of the images, where it is not found near JSON", default=None, metavar="DIR"
     )
+    skip_empty: bool = flag("leave out tiles without boxes")
     visible: float = option(
         "label an object where so much of its box's area is in the tile",
         default=0.5,
         parse=probability,
         metavar="P",
     )
-    skip_empty: bool = flag("leave out tiles without boxes")
     allow_outside: bool = flag("also cut images to which links lead, outside of their folder")
 
 

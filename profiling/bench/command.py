@@ -31,11 +31,7 @@ from profiling.bench.interpreters import (
     interpreter_with_ipex,
     this_interpreter,
 )
-from profiling.bench.jobs import (
-    add_batch_split_benchmark,
-    add_sizes_benchmark,
-    add_waiting_benchmark,
-)
+from profiling.bench.jobs import JOB_BENCHMARKS
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import LIMITS, Benchmark, measure, with_files
 from profiling.bench.single import SINGLE_BENCHMARKS
@@ -114,9 +110,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             images=distinct(each.images for each in benchmark.workloads),
             image_size=distinct(each.image_size for each in benchmark.workloads),
         )
-    add_sizes_benchmark(kinds)
-    add_batch_split_benchmark(kinds)
-    for name, subject, text, options, run in SINGLE_BENCHMARKS:
+    for name, subject, text, options, run in (*JOB_BENCHMARKS, *SINGLE_BENCHMARKS):
         add_command(
             kinds,
             name,
@@ -124,9 +118,7 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             about=f"Time {subject}.\n\n{text}",
             options=options,
             run=run,
-            formatter=argparse.HelpFormatter,
         )
-    add_waiting_benchmark(kinds)
 
 
 def distinct(values: Iterable[int]) -> str:

@@ -8,7 +8,7 @@
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from common.charts import Column, Table, text_column
-from common.cli import add_command, positive
+from common.cli import positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.options import included, json_option, option, overrides_argument
@@ -28,7 +28,7 @@ from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps, measure_ranks, per_step
 from profiling.bench.report import put_out
-from profiling.bench.results import Benchmarks, Finding, background_load, disturbance
+from profiling.bench.results import Finding, background_load, disturbance
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config import Config
 from retinanet.config_file import load_config
@@ -113,19 +113,6 @@ class SizesOptions:
     json: Path | None = json_option()
 
 
-def add_sizes_benchmark(kinds: Benchmarks) -> None:
-    """Add `sizes` to the benchmarks of a command line."""
-    about = "training steps at several image sizes"
-    add_command(
-        kinds,
-        "sizes",
-        summary=about,
-        about=f"Time {about}.\n\n{SIZES_ABOUT}",
-        options=SizesOptions,
-        run=sizes_command,
-    )
-
-
 def sizes_command(options: SizesOptions) -> int:
     """Run the benchmark; return the exit code."""
     config, overrides = options.trained.config, options.trained.overrides
@@ -192,19 +179,6 @@ class WaitingOptions:
         "data-loading workers per rank; one run for each number", default="0,1", metavar="A,B"
     )
     json: Path | None = json_option()
-
-
-def add_waiting_benchmark(kinds: Benchmarks) -> None:
-    """Add `waiting` to the benchmarks of a command line."""
-    about = "how long training steps wait for data"
-    add_command(
-        kinds,
-        "waiting",
-        summary=about,
-        about=f"Time {about}.\n\n{WAITING_ABOUT}",
-        options=WaitingOptions,
-        run=waiting_command,
-    )
 
 
 def waiting_command(options: WaitingOptions) -> int:
@@ -312,19 +286,6 @@ class BatchSplitOptions:
     rounds: int = option("runs of each of the three jobs", default=2, parse=positive, metavar="N")
     steps: int = steps_option(warm_up=BATCH_SPLIT_WARM_UP, default=4)
     json: Path | None = json_option()
-
-
-def add_batch_split_benchmark(kinds: Benchmarks) -> None:
-    """Add `batch-split` to the benchmarks of a command line."""
-    about = "training with one slow rank, with even and uneven batches"
-    add_command(
-        kinds,
-        "batch-split",
-        summary=about,
-        about=f"Time {about}.\n\n{BATCH_SPLIT_ABOUT}",
-        options=BatchSplitOptions,
-        run=batch_split_command,
-    )
 
 
 def batch_split_command(options: BatchSplitOptions) -> int:
@@ -459,3 +420,23 @@ def batch_split_table(rounds: Sequence[Round]) -> Table:
         for rank in job
     ]
     return Table("", columns, rows)
+
+
+JOB_BENCHMARKS: tuple[tuple[str, str, str, type[Any], Callable[[Any], int]], ...] = (
+    ("sizes", "training steps at several image sizes", SIZES_ABOUT, SizesOptions, sizes_command),
+    (
+        "waiting",
+        "how long training steps wait for data",
+        WAITING_ABOUT,
+        WaitingOptions,
+        waiting_command,
+    ),
+    (
+        "batch-split",
+        "training with one slow rank, with even and uneven batches",
+        BATCH_SPLIT_ABOUT,
+        BatchSplitOptions,
+        batch_split_command,
+    ),
+)
+"""Name, subject, text of the help, options and function of each."""
