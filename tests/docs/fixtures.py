@@ -365,7 +365,6 @@ FIXTURES: dict[str, Make] = {
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
     "new-photos": make_new_photos,
     "more-photos": make_new_photos,
-    "runs/my-photos/report.next.txt": write_next_list,
     "yolo-photos": make_other_format,
     "voc-photos": make_other_format,
     "strange-set": make_strange_set,
@@ -384,6 +383,7 @@ FIXTURES: dict[str, Make] = {
     "runs/coco": train_one_step,
     "runs/openimages": train_one_step,
     "runs/my-photos": train_on_own_photos,
+    "runs/my-photos/report.next.txt": write_next_list,
     "runs/before": train_the_example,
     "runs/after": train_the_patched_example,
     "runs/mended": copy_fixture("runs/before"),  # the mended program is the one before the patch

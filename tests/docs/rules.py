@@ -287,13 +287,12 @@ RULES = (
     ),
     run(
         r"retinanet report runs/my-photos --unlabelled .*",
-        needs=(*OWN_PHOTOS, "runs/my-photos"),
-        writes=("runs/my-photos/report.next.txt",),
+        needs=OWN_PHOTOS,
         prints=("Label next: ",),
     ),
     bash(
         r"xargs .* retinanet predict .*",
-        needs=("more-photos", "runs/my-photos"),
+        needs=("more-photos",),
         writes=("to-correct/annotations/instances_default.json",),
         unlike=("20 pictures, 122 boxes",),
     ),

@@ -172,6 +172,20 @@ def test_other_readers_see_the_same_boxes(tmp_path: Path) -> None:
     np.testing.assert_allclose(xywh[:, :2] + xywh[:, 2:], boxes[:, 2:], atol=0.02)
 
 
+@pytest.mark.parametrize("name", ["yolo", "coco"])
+def test_photo_turned_by_180_degrees_needs_no_other(
+    tmp_path: Path, run_here: RunHere, name: str
+) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    write_photos(photos, {"a.png": 3})
+    labels = labels_of(name, out, photos)
+    labels.add(photos / "a.png", SIZE, some_detections(0))
+    labels.write(make_console(quiet=True))
+    options = ("--from", name, "--images", photos, "--out", tmp_path / "back")
+    assert run_here(data_main, "convert", out, *options).returncode == 0
+    assert open_annotations(tmp_path / "back" / "all.json").is_displayed.tolist() == [True]
+
+
 def test_smallest_box_keeps_a_pixel(tmp_path: Path) -> None:
     write_photos(tmp_path, {"a.png": 1})
     labels = labels_of("voc", tmp_path / "out", tmp_path)
