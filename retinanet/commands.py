@@ -15,7 +15,6 @@ from common.cli import add_command, load_function, positive, probability, whole_
 from common.errors import InputError
 from common.options import argument, flag, included, json_option, option, overwrite_option
 from common.walk import ALLOW_OUTSIDE
-from data.annotations import ImageSize
 from data.tiling import TileOptions
 from launch.environment import set_allocator
 from retinanet.config_types import (
@@ -343,7 +342,7 @@ class ConvertOptions:
         default=None,
         metavar="FILE",
     )
-    image_size: ImageSize | None = option(
+    image_size: int | tuple[int, int] | None = option(
         "for --detector: side of the square, or height and width, that images are resized to "
         "(default: 800)",
         default=None,

@@ -81,7 +81,7 @@ def test_boxes_of_turned_images_are_compared_with_turned_anchors(
         ([(640, 480)] * 18 + [(640, 427), (480, 640)], (480, 640)),  # width and height
         ([(480, 640)] * 20, (640, 480)),
         ([(1920, 1080)] * 19 + [(500, 500)], (384, 640)),
-        ([(500, 500)] * 3 + [(640, 480)] * 17, 640),
+        ([(500, 500)] * 5 + [(640, 480)] * 15, 640),
     ],
 )
 def test_letterbox_gets_the_shape_of_the_images(

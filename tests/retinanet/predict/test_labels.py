@@ -19,6 +19,7 @@ from common.files import require_free
 from data.__main__ import main as data_main
 from data.annotations import UNNAMED, Annotations, ClassMap
 from data.index import open_annotations
+from data.tiling import TileOptions
 from retinanet.__main__ import main
 from retinanet.commands import PredictOptions
 from retinanet.evaluation.matching import ImageDetections
@@ -76,7 +77,12 @@ def classes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def labels_of(name: Any, out: Path, *pictures: Path) -> Labels:
     options = PredictOptions(
-        checkpoint=Path("run"), pictures=list(pictures), out=out, labels=name, json=None
+        checkpoint=Path("run"),
+        pictures=list(pictures),
+        out=out,
+        labels=name,
+        json=None,
+        tiles=TileOptions(),
     )
     return Labels(options, find_sources(pictures, out=out))
 

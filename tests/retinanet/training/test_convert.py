@@ -24,6 +24,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights, retinan
 
 from common.errors import InputError
 from data.annotations import UNNAMED
+from data.tiling import TileOptions
 from retinanet.__main__ import main
 from retinanet.commands import EvaluateOptions
 from retinanet.evaluation.command import evaluate
@@ -642,4 +643,4 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
 def test_evaluating_a_pth_names_the_convert_command(tmp_path: Path) -> None:
     file = saved(WEIGHTS, tmp_path)
     with pytest.raises(InputError, match=r"retinanet convert .*given\.safetensors"):
-        evaluate(EvaluateOptions(checkpoint=file))
+        evaluate(EvaluateOptions(checkpoint=file, tiles=TileOptions()))
