@@ -23,6 +23,20 @@ from retinanet.training.checkpoint import (
 from retinanet.training.run_folder import ENVIRONMENT, FACTS
 from tests.support.commands import start_program
 
+ONE_STEP = (
+    "data.scenes.train=4",
+    "data.scenes.validation=2",
+    "data.image_size=64",
+    "training.batch_size=2",
+    "training.max_steps=1",
+    "evaluation.pictures=0",
+    "engine.precision=float32",
+    "model.norm=frozen",
+    "model.trainable_layers=0",
+    "run.name=tuned",
+)
+"""A run of one step that changes no layer of the backbone."""
+
 
 def start_training(
     *arguments: str, environment: Mapping[str, str] | None = None

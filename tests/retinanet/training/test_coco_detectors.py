@@ -41,6 +41,7 @@ from retinanet.training.detector_weights import (
 from retinanet.training.published import PUBLISHED
 from tests.launch.ranks import TrainHere
 from tests.support.commands import RunHere, error_message
+from tests.support.training_runs import ONE_STEP
 
 pytestmark = pytest.mark.slow
 
@@ -261,24 +262,10 @@ def test_backbone_of_imagenet_is_that_of_the_setting(
     assert "layer3.6.conv1.weight is missing" in message and "model.backbone" in message
 
 
-SETTINGS = (
-    "data.scenes.train=4",
-    "data.scenes.validation=2",
-    "data.image_size=64",
-    "training.batch_size=2",
-    "training.max_steps=1",
-    "evaluation.pictures=0",
-    "engine.precision=float32",
-    "model.norm=frozen",
-    "model.trainable_layers=0",
-    "run.name=tuned",
-)
-
-
 def test_run_starts_from_it_with_other_classes_and_keeps_its_architecture(
     detectors: Mapping[str, SourceDetector], tmp_path: Path, train_here: TrainHere
 ) -> None:
-    settings = (*SETTINGS, f"run.root={tmp_path}")
+    settings = (*ONE_STEP, f"run.root={tmp_path}")
     start = (*settings, "model.weights=torchvision")
     done = train_here("--config", "demo.yaml", *start)
     assert (done.code, done.errors) == (0, ""), done.errors

@@ -30,6 +30,7 @@ from tests.launch.ranks import TrainHere
 from tests.support.commands import error_message
 from tests.support.random_detectors import NAMES, random_detector, write_detector
 from tests.support.torchvision_models import old_spelling
+from tests.support.training_runs import ONE_STEP
 
 N = UNNAMED
 
@@ -238,26 +239,12 @@ def test_check_loads_the_detector_and_counts_classes(detector: Path, tmp_path: P
     assert finding.level == "failure" and finding.detail.startswith("model.weights: ")
 
 
-SETTINGS = (
-    "data.scenes.train=4",
-    "data.scenes.validation=2",
-    "data.image_size=64",
-    "training.batch_size=2",
-    "training.max_steps=1",
-    "evaluation.pictures=0",
-    "engine.precision=float32",
-    "model.norm=frozen",
-    "model.trainable_layers=0",
-    "run.name=tuned",
-)
-
-
 @pytest.mark.slow
 def test_run_starts_from_a_detector_and_resumes_without_it(
     tmp_path: Path, train_here: TrainHere
 ) -> None:
     source = write_detector(tmp_path / "source")
-    settings = (*SETTINGS, f"run.root={tmp_path}", f"model.weights={tmp_path / 'source'}")
+    settings = (*ONE_STEP, f"run.root={tmp_path}", f"model.weights={tmp_path / 'source'}")
     for name in ("last", "best"):
         source.with_name(name).symlink_to(source.name)
     done = train_here("--config", "demo.yaml", *settings)
