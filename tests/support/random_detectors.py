@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from data.annotations import Resize
+from data.annotations import ImageSize, Resize, as_setting, as_size
 from data.transforms import normalize
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config
@@ -27,7 +27,7 @@ def random_detector(
     *,
     norm: str = "frozen",
     classes: int = len(NAMES),
-    image_size: int = 64,
+    image_size: ImageSize = 64,
     score: float = -3.0,
     architecture: Architecture = DEFAULT_ARCHITECTURE,
 ) -> RetinaNet:
@@ -43,7 +43,7 @@ def random_detector(
                     tensor.uniform_(0.8, 1.2)
                 elif name.endswith(("bias", "running_mean")):
                     tensor.uniform_(-0.1, 0.1)
-        images = torch.randint(0, 256, (2, 3, image_size, image_size), dtype=torch.uint8)
+        images = torch.randint(0, 256, (2, 3, *as_size(image_size)), dtype=torch.uint8)
     last = model.head.classification_head.cls_logits
     assert last.bias is not None
     logits = torch.cat(model(normalize(images)).cls_logits, dim=1)
@@ -58,7 +58,7 @@ def write_detector(
     folder: Path,
     *,
     norm: str = "frozen",
-    image_size: int = 64,
+    image_size: ImageSize = 64,
     score: float = -3.0,
     resize: Resize = "square",
     architecture: Architecture = DEFAULT_ARCHITECTURE,
@@ -69,7 +69,11 @@ def write_detector(
     model = random_detector(
         norm=norm, image_size=image_size, score=score, architecture=architecture
     )
-    overrides = [f"model.norm={norm}", "model.trainable_layers=0", f"data.image_size={image_size}"]
+    overrides = [
+        f"model.norm={norm}",
+        "model.trainable_layers=0",
+        f"data.image_size={as_setting(image_size)}",
+    ]
     overrides += ["engine.precision=float32", f"data.resize={resize}", *str(architecture).split()]
     state = State(
         model=ModelDescription(

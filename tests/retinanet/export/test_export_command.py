@@ -144,6 +144,24 @@ def replace_exporter(monkeypatch: pytest.MonkeyPatch, model: RetinaNet, *, score
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("words", "size"), [((), (64, 96)), (("--turned",), (96, 64))])
+def test_rectangle_is_exported_for_either_orientation(
+    tmp_path: Path, run_here: RunHere, words: tuple[str, ...], size: tuple[int, int]
+) -> None:
+    checkpoint = write_detector(tmp_path / "run", image_size=(64, 96))
+    file = tmp_path / "model.safetensors"
+    arguments = ("--checkpoint", checkpoint, "--out", file, "--format", "torchvision")
+    done = run_here(main, "export", *arguments, *words)
+    # Checked against torchvision's model, which resizes to its fixed size by itself.
+    assert done.returncode == 0 and " equal boxes, largest differences " in done.stdout, done.stderr
+    assert f"note: takes {size[1]}×{size[0]} pixels for every picture" in done.stdout
+    assert ("--turned" in done.stdout) == (not words)
+    description = json.loads(file.with_name("model.safetensors.json").read_text())
+    assert description["image_size"] == list(size)
+    assert f"to {size[0]} × {size[1]}," in description["resize"]
+
+
+@pytest.mark.slow
 def test_program_without_detections_is_kept_with_a_note(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

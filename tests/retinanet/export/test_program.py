@@ -14,9 +14,9 @@ from tests.support.random_detectors import random_detector
 pytestmark = pytest.mark.slow
 
 
-def random_images(count: int, *, size: int = 64) -> Tensor:
+def random_images(count: int, *, size: tuple[int, int] = (64, 64)) -> Tensor:
     generator = torch.Generator().manual_seed(5)
-    shape = (count, 3, size, size)
+    shape = (count, 3, *size)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
@@ -37,10 +37,15 @@ def test_folding_norms_keeps_outputs(norm: str) -> None:
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 
 
-@pytest.mark.parametrize("threshold", [0.01, 0.05, 0.2, 0.999])
-def test_program_equals_postprocess(model: RetinaNet, threshold: float) -> None:
-    images = random_images(3)
-    program = DetectorProgram(model, size=(64, 64), score_threshold=threshold)
+@pytest.mark.parametrize(
+    ("threshold", "size"),
+    [(0.01, (64, 64)), (0.05, (64, 96)), (0.2, (128, 64)), (0.999, (64, 64))],
+)
+def test_program_equals_postprocess(
+    model: RetinaNet, threshold: float, size: tuple[int, int]
+) -> None:
+    images = random_images(3, size=size)
+    program = DetectorProgram(model, size=size, score_threshold=threshold)
     actual = split_detections(program(images))
     forward = torch_forward(model, precision="float32")
     expected = detect_batch(model, images, forward=forward, score_threshold=threshold)
