@@ -67,7 +67,8 @@ def broken_rules(sections: Mapping[str, Any]) -> list[str]:
         for name, rule in field_marks(type(fields), Closed).items():
             value = getattr(fields, name)
             if not rule.allows(value):
-                actual = "null" if value is None else value
+                actual = list(value) if isinstance(value, tuple) else value
+                actual = "null" if actual is None else actual
                 broken.append(f"{section}.{name} is {rule.expected}, not {actual}")
     return broken
 

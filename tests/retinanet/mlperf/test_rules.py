@@ -28,6 +28,7 @@ POINTS = ("mlperf", "points")
     ("change", "expected"),
     [
         ("data.image_size=640", "800, not 640"),
+        ("data.image_size=[608,800]", "800, not [608, 800]"),
         ("data.images_without_boxes=skip", "train, not skip"),
         ("data.repeat_rare=0.01", "null, not 0.01"),
         ("data.on_bad_image=skip", "stop, not skip"),
