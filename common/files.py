@@ -9,6 +9,7 @@ shell's `<(command)`. In CSV no cell is a formula for a spreadsheet.
 
 import csv
 import errno
+import glob
 import io
 import json
 import os
@@ -64,8 +65,13 @@ def temporary_name(target: Path) -> Path:
     A folder from somebody else may hold links; with a predictable name, one of them would be
     written through. It is in the same folder, since a rename is atomic in one file system only.
     """
+    return target.with_name(f"{temporary_stem(target)}{secrets.token_hex(8)}{PARTIAL}")
+
+
+def temporary_stem(target: Path) -> str:
+    """Return how temporary names of a target begin."""
     # A part of the name is enough to recognize it, and leaves room below the limit of 255 bytes.
-    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}{PARTIAL}")
+    return f".{target.name[:40]}."
 
 
 def create_file(file: Path, *, mode: int = 0o666) -> BufferedWriter:
@@ -282,10 +288,13 @@ def removed_on_failure(outputs: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException:
         for output in new:
-            if output.is_dir():
-                shutil.rmtree(output, ignore_errors=True)
-            else:
-                output.unlink(missing_ok=True)
+            # A signal just after a context began leaves its file to the garbage collector.
+            unfinished = output.parent.glob(f"{glob.escape(temporary_stem(output))}*{PARTIAL}")
+            for path in (output, *unfinished):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
         for parent in new_folders:
             with suppress(OSError):
                 parent.rmdir()

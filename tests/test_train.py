@@ -311,7 +311,7 @@ def test_overwrite_starts_again_and_a_failed_model_card_does_not_end_training(
     ("words", "named"),
     [
         ([], "--resume, --overwrite, or run.name=NEW"),
-        (["--resume", "data.image_size=96"], "image_size was 64, is now 96"),
+        (["--resume", "data.image_size=96"], "image_size was [64, 96], is now 96"),
         (["--resume", "model.trainable_layers=4"], "trainable_layers was 5, is now 4"),
         (["--resume", "training.optimizer=lamb"], "training.optimizer was adam, is now lamb"),
         (["--resume", "run.seed=5"], "run.seed was 0, is now 5"),

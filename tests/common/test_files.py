@@ -31,6 +31,7 @@ from common.files import (
     removed_on_failure,
     require_free,
     require_writable,
+    temporary_name,
     write_atomically,
     write_parts,
 )
@@ -221,6 +222,7 @@ def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path:
     assert (folder / "images" / "train" / "a.jpg").exists() and (folder / "a.json").exists()
     with pytest.raises(KeyboardInterrupt), removed_on_failure([folder / "b.json"]):
         (folder / "b.json").write_text("")
+        temporary_name(folder / "b.json").write_text("begun as the signal came")
         raise KeyboardInterrupt
     assert sorted(path.name for path in folder.iterdir()) == ["a.json", "images"]
 

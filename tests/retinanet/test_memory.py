@@ -63,7 +63,7 @@ def test_estimated_maps_are_within_one_percent_of_autograds(
     layers: int, norm: str, precision: str, others: dict[str, Any]
 ) -> None:
     settings = ModelConfig(norm=norm, trainable_layers=layers, **others)  # type: ignore[arg-type]
-    values = forward_values(settings, SIZE, num_classes=CLASSES)
+    values = forward_values(settings, (SIZE, SIZE), num_classes=CLASSES)
     measured = saved_by_autograd(settings, precision=precision)
     assert measured == pytest.approx(IMAGES * values.bytes(BYTES[precision]), rel=0.01)
 
