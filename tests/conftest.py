@@ -19,6 +19,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from hypothesis import settings
 
 from common.cli import run_command
 from tests.launch.ranks import MPIRUNS, Ended, TrainHere
@@ -53,6 +54,10 @@ def reset_signals() -> None:
 
 
 reset_signals()
+
+# A busy machine takes longer than hypothesis permits an example; no test is about time.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     keep_worker_to_one_core(os.environ["PYTEST_XDIST_WORKER"])
