@@ -42,7 +42,7 @@ ImageSize = int | Size
 class TrainingRules:
     """The settings of a run that decide which images it can use, and how it reads them."""
 
-    image_size: "ImageSize"  # of the network's input; a rectangle turns with the image [pixels]
+    image_size: ImageSize  # of the network's input; a rectangle turns with the image [pixels]
     resize: Resize = "square"
     augmentation: Sequence[str] = ("flip",)  # of `data.augmentation.AUGMENTATIONS`
     decoder: str = "pillow"  # as `data.decoding.resolve_decoder` returns it
@@ -57,6 +57,11 @@ class TrainingRules:
 def as_size(image_size: ImageSize) -> Size:
     """Return (height, width) of a value of `data.image_size`."""
     return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def count_pixels(image_size: ImageSize) -> int:
+    """Return the pixels of the network's input."""
+    return math.prod(as_size(image_size))
 
 
 def shown_size(image_size: ImageSize) -> str:

@@ -7,7 +7,6 @@ libraries and temporary gradients are measured. docs/preflight.md compares estim
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from data.annotations import Size, as_size
+from data.annotations import Size, as_size, count_pixels
 from launch.limits import FreeMemory
 from retinanet.config import Config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
@@ -168,18 +167,13 @@ def training_bytes(config: Config, *, num_classes: int, engine: str) -> int:
 def evaluation_bytes(config: Config, *, num_classes: int) -> int:
     """Return the memory per image in an evaluation, which saves no maps. [bytes]"""
     logits = values_of_image(config, num_classes=num_classes).logits
-    values = EVALUATED_VALUES * pixels_of(config) + logits
+    values = EVALUATED_VALUES * count_pixels(config.data.image_size) + logits
     return BYTES[config.engine.precision] * values + image_bytes(config)
 
 
 def image_bytes(config: Config) -> int:
     """Return the size of an image as it was loaded, uint8, and normalized, float32. [bytes]"""
-    return (1 + 4) * 3 * pixels_of(config)
-
-
-def pixels_of(config: Config) -> int:
-    """Return the pixels of the network's input."""
-    return math.prod(as_size(config.data.image_size))
+    return (1 + 4) * 3 * count_pixels(config.data.image_size)
 
 
 @dataclass(frozen=True)

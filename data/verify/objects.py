@@ -25,6 +25,7 @@ from data.annotations import (
     TrainingRules,
     as_setting,
     as_size,
+    count_pixels,
     is_turned,
     shown_size,
 )
@@ -168,17 +169,14 @@ class SizeProposal:
 
     def rows(self) -> list[tuple[ImageSize, float, float]]:
         """Return image size, share of boxes and relative time of a step, for some sizes."""
-        sizes = sorted({*map(self.first_within, MARGINS), self.current, self.best}, key=pixels)
+        sizes = sorted(
+            {*map(self.first_within, MARGINS), self.current, self.best}, key=count_pixels
+        )
         return [(size, self.shares[size], self.relative_time(size)) for size in sizes]
 
     def relative_time(self, size: ImageSize) -> float:
         """Return the time of a step at a size: proportional to the pixels."""
-        return pixels(size) / pixels(self.current)
-
-
-def pixels(image_size: ImageSize) -> int:
-    """Return the pixels of an input."""
-    return math.prod(as_size(image_size))
+        return count_pixels(size) / count_pixels(self.current)
 
 
 def propose_size(entries: Entries, rule: AnchorRule, rules: TrainingRules) -> SizeProposal:
@@ -256,7 +254,8 @@ def proposal_json(proposal: SizeProposal) -> dict[str, Any]:
         "margin": MARGIN,
         "sampled_boxes": proposal.sampled,
         "shares_without_anchor": {
-            as_setting(size): proposal.shares[size] for size in sorted(proposal.shares, key=pixels)
+            as_setting(size): proposal.shares[size]
+            for size in sorted(proposal.shares, key=count_pixels)
         },
     }
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +21,7 @@ from common.cli import positive
 from common.console import make_console, progress
 from common.errors import FINISHED, InputError
 from common.options import included, json_option, option, overrides_argument
-from data.annotations import ImageSize, as_setting, as_size, shown_size
+from data.annotations import ImageSize, as_setting, count_pixels, shown_size
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
@@ -143,7 +142,7 @@ def sizes_command(options: SizesOptions) -> int:
         return error.code
     console = make_console()
     columns = (text_column("size"), Column("pixels", ",.0f"), Column("images/s (median)", ".3f"))
-    rows = [(shown_size(size), prod(as_size(size)), median(rates[size])) for size in rates]
+    rows = [(shown_size(size), count_pixels(size), median(rates[size])) for size in rates]
     console.print(Table("", columns, rows).for_console())
     if disturbance(others.cores):
         console.print(disturbance(others.cores), soft_wrap=True)

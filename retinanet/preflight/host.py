@@ -22,6 +22,7 @@ from common.native import (
 )
 from common.program import FOLDER
 from common.wording import counted, listed
+from data.annotations import count_pixels
 from launch.environment import ALLOCATORS, allocator_library, is_loaded
 from launch.limits import FreeMemory
 from launch.ranks import Ranks
@@ -182,7 +183,7 @@ def check_shared_memory(config: Config, *, ranks: int, folder: Path = SHARED) ->
         detail = f"{workers} data-loading workers need it, but no file can be written there: "
         fix = "mount a tmpfs there (docker: --shm-size=1g), or set data.workers=0"
         return failure(SHARED_MEMORY, f"{detail}{error.strerror}", fix=fix)
-    batch_bytes = partial(bytes_of_batch, pixels=memory.pixels_of(config))
+    batch_bytes = partial(bytes_of_batch, pixels=count_pixels(config.data.image_size))
     wanted = ranks * waiting_batches(config, batch_bytes)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
