@@ -1,6 +1,7 @@
 """Samples: an image resized to the model's input with its targets, and a data set's two splits."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -280,20 +281,24 @@ def read_pixels(
     return pixels
 
 
+def stack_images(images: Sequence[Tensor]) -> Tensor:
+    """Return images uint8 [3, H, W] of one size as [N, 3, H, W], channels_last."""
+    # torch.stack would return a contiguous [N, C, H, W], whatever the layout of the images.
+    shape = (len(images), *images[0].shape)
+    stacked = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+    for place, image in zip(stacked, images, strict=True):
+        place.copy_(image)
+    return stacked
+
+
 def collate(samples: list[Sample]) -> Batch:
     """Join samples into a batch, the images channels_last, those of each orientation together."""
     shape = samples[0].image.shape
     if others := [sample for sample in samples if sample.image.shape != shape]:
         of_shape = [sample for sample in samples if sample.image.shape == shape]
         return collate(of_shape)._replace(turned=collate(others))
-    # torch.stack would return a contiguous [N, C, H, W], whatever the layout of the images.
-    images = torch.empty(
-        (len(samples), *shape), dtype=torch.uint8, memory_format=torch.channels_last
-    )
-    for image, sample in zip(images, samples, strict=True):
-        image.copy_(sample.image)
     return Batch(
-        images,
+        stack_images([sample.image for sample in samples]),
         [sample.target for sample in samples],
         [sample.image_id for sample in samples],
         [sample.original_size for sample in samples],

@@ -15,7 +15,7 @@ from common.console import progress
 from common.errors import InputError
 from data.annotations import ClassMap, ImageSize, Resize, Size, input_size
 from data.augmentation import whole_view
-from data.dataset import Batch
+from data.dataset import Batch, stack_images
 from data.loader import DetectionLoader
 from data.transforms import fit_image, normalize, scale_boxes
 from launch.compute_threads import calling_thread_on
@@ -104,10 +104,8 @@ def detect_pictures(
     results: dict[int, ImageDetections] = {}
     for size in dict.fromkeys(sizes):
         places = [place for place, each in enumerate(sizes) if each == size]
-        shape = (len(places), 3, *size)
-        images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        for image, place in zip(images, places, strict=True):
-            image.copy_(fit_image(pictures[place], size=size, resize=resize))
+        fitted = [fit_image(pictures[place], size=size, resize=resize) for place in places]
+        images = stack_images(fitted)
         batch = detect_batch(model, images, forward=forward, score_threshold=score_threshold)
         for place, detections in zip(places, batch, strict=True):
             results[place] = to_original_size(
