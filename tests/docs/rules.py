@@ -481,6 +481,12 @@ RULES = (
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"retinanet export .*", prints=("checked with",)),
+    bash(
+        r"\.venv/bin/tensorboard --logdir runs",
+        "--inspect",
+        needs=("runs/demo",),
+        prints=("loss",),
+    ),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
     run(
         r"retinanet evaluate --checkpoint converted/mlperf .*",
