@@ -35,7 +35,7 @@ def test_page_shows_the_example_verbatim(page: str, example: str) -> None:
     assert (EXAMPLES / example).read_text(encoding="utf-8") in blocks
 
 
-@pytest.mark.parametrize("example", ["my-photos.yaml", "profiled.yaml"])
+@pytest.mark.parametrize("example", ["my-photos.yaml", "photos/photos.yaml", "profiled.yaml"])
 def test_an_example_is_a_configuration(example: str) -> None:
     assert load_config(str(EXAMPLES / example)).run.name == Path(example).stem
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnext50_32x4d
 
+from data.annotations import TextColumn
 from data.synthetic import make_synthetic_data
 from profiling.peaks import Peaks, save
 from profiling.studies.rounds import Shape
@@ -34,6 +35,7 @@ from tests.data.formats.written import (
 from tests.docs.pages import REPOSITORY, page_commands
 from tests.docs.rules import (
     BACKBONE,
+    CONVERTED,
     COPIED,
     LOGGED,
     OWN_PHOTOS,
@@ -47,6 +49,7 @@ from tests.launch.topologies import TWO_SOCKETS
 from tests.profiling.studies.tune.samples import STEP, measurements, probes
 from tests.support.mlperf_runs import closed_config, write_run
 
+PHOTOS_EXAMPLE = REPOSITORY / "docs" / "examples" / "photos"
 LARGE = 1_000_000  # Bytes; larger files are linked, not copied: commands never change them in place
 
 CODE = (
@@ -136,6 +139,29 @@ def make_other_format(path: Path, _: Path) -> None:
         else:
             write_photos(path / "JPEGImages", annotations)
             write_voc(path, annotations, split=split)
+
+
+def make_coco128(path: Path, _: Path) -> None:
+    """Write a data set in the layout of coco128, with the lists that the example makes."""
+    annotations = random_annotations(images=8, boxes=30, names=("person",) * 80)
+    numbers = (9, 25, 30, 34, 72, 74, 81, 92)
+    names = TextColumn.of(f"{number:012}.jpg" for number in numbers)
+    annotations = replace(annotations, file_names=names)
+    write_photos(path / "images/train2017", annotations)
+    write_yolo(path, annotations, split="train2017")
+    shutil.copy(PHOTOS_EXAMPLE / "data.yaml", path)
+    for number, split in enumerate(("first", "others")):
+        listed = (f"./images/train2017/{name}\n" for name in [*names][number::2])
+        (path / f"{split}.txt").write_text("".join(listed))
+
+
+def convert_coco128(path: Path, made: Path) -> None:
+    """Convert the data set of the example, and take one of the files that this writes."""
+    make_once("coco128", made)
+    work = made / "converted-coco128"
+    if not work.exists():
+        run_ours(f"retinanet data convert coco128 --from yolo --out {work.name}", made)
+    copy(work / path.name, path)
 
 
 def make_strange_set(path: Path, _: Path) -> None:
@@ -302,6 +328,14 @@ def train_on_own_photos(_: Path, made: Path) -> None:
     run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
 
 
+def train_on_coco128(_: Path, made: Path) -> None:
+    """Train a small version of the example's run."""
+    for part in ("coco128", *CONVERTED):
+        make_once(part, made)
+    config = PHOTOS_EXAMPLE / "photos.yaml"
+    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
+
+
 def train_the_example(path: Path, made: Path) -> None:
     """Train a small version of the worked example."""
     config = REPOSITORY / "docs/examples/profiled.yaml"
@@ -365,6 +399,8 @@ FIXTURES: dict[str, Make] = {
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
     "new-photos": make_new_photos,
     "more-photos": make_new_photos,
+    "coco128": make_coco128,
+    **dict.fromkeys(CONVERTED, convert_coco128),
     "yolo-photos": make_other_format,
     "voc-photos": make_other_format,
     "strange-set": make_strange_set,
@@ -383,6 +419,7 @@ FIXTURES: dict[str, Make] = {
     "runs/coco": train_one_step,
     "runs/openimages": train_one_step,
     "runs/my-photos": train_on_own_photos,
+    "runs/photos": train_on_coco128,
     "runs/my-photos/report.next.txt": write_next_list,
     "runs/before": train_the_example,
     "runs/after": train_the_patched_example,

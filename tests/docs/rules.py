@@ -113,6 +113,8 @@ FEW_UMBRELLAS = (
 )
 OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
 
+CONVERTED = tuple(f"converted/{name}.json" for name in ("train", "validation", "test"))
+
 WIDE = ((r"(?<!runs/)\bwide\b(?=/| )", "my-photos"), (r"wide$", "my-photos"))
 """Smaller pictures than those of `data scenes --small-objects`"""
 
@@ -320,6 +322,27 @@ RULES = (
         r"retinanet predict .*/\*\.jpg",
         writes=("predictions/photo-00002.boxes.png",),
     ),
+    # real photos
+    bash(r"ls coco128/.* coco128/\w+\.txt"),
+    bash(r"cp docs/examples/photos/data\.yaml coco128/"),
+    run(
+        r"retinanet data convert coco128 --from yolo .*",
+        writes=CONVERTED,
+        unlike=("class_without_boxes", "most boxes", "fewest boxes", "no boxes"),
+    ),
+    run(
+        r"retinanet train --config docs/examples/photos/photos\.yaml",
+        TINY,
+        needs=("coco128", *CONVERTED),
+        writes=("runs/photos/checkpoints/best",),
+        unlike=("best classes", "worst classes"),
+    ),
+    run(r"retinanet predict --checkpoint runs/photos .*", writes=("predictions/*.boxes.png",)),
+    run(
+        r"retinanet report runs/photos",
+        needs=("coco128", *CONVERTED),
+        prints=("open it in a browser",),
+    ),
     # the worked example
     bash(r"mkdir -p runs/changed", writes=("runs/changed",)),
     bash(
@@ -481,6 +504,12 @@ RULES = (
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"retinanet export .*", prints=("checked with",)),
+    bash(
+        r"\.venv/bin/tensorboard --logdir runs",
+        "--inspect",
+        needs=("runs/demo",),
+        prints=("loss",),
+    ),
     bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
     run(
         r"retinanet evaluate --checkpoint converted/mlperf .*",
