@@ -133,7 +133,7 @@ def tile_convolve(
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
     packed, channels, threads = weight.values, weight.channels, torch.get_num_threads()
-    outputs = [empty_maps(len(level), channels, *level.shape[2:]) for level in inputs]
+    outputs = [empty_maps(level.shape[0], channels, *level.shape[2:]) for level in inputs]
     work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], channels)
     size = CONVOLUTION.library().tile_convolution_scratch_bytes(*work, threads)
     CONVOLUTION.call(
@@ -258,7 +258,7 @@ def pointwise_weight_gradient(
 
 def _gradient_levels(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bytes:
     return b"".join(
-        _level_record(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
+        _level_record(level, gradient, level.shape[0], *gradient.shape[2:], *level.shape[2:])
         for level, gradient in zip(inputs, gradients, strict=True)
     )
 
