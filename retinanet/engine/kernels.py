@@ -40,6 +40,7 @@ from retinanet.engine.tile_convolution import (
     pack_weight,
     pointwise_convolve,
     pointwise_weight_gradient,
+    round_weight,
     tile_convolve,
     weight_gradient,
 )
@@ -235,6 +236,8 @@ def prepare_weight(
         return packed, None if turned is None else turned.values
     if scale is None:
         cast = weight.detach().to(dtype)
+    elif dtype == torch.bfloat16 and weight.dtype == torch.float32 and kernels.unit is not None:
+        cast = round_weight(weight, scale)
     else:
         cast = torch.empty_like(weight, dtype=dtype, requires_grad=False)
         torch.mul(weight.detach(), scale.view(-1, 1, 1, 1), out=cast)

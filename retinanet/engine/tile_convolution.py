@@ -29,11 +29,17 @@ from retinanet.engine.kernel_calls import (
     channels_last_or_none,
     empty_maps,
     float32_or_none,
+    is_one_block,
     level_records,
     scratch_bytes,
 )
 
-WEIGHTS = Kernels(CSRC / "tile_weights.cpp", tile_weights_permitted="->i", tile_weights_pack="PPPi")
+WEIGHTS = Kernels(
+    CSRC / "tile_weights.cpp",
+    tile_weights_permitted="->i",
+    tile_weights_round="PPi",
+    tile_weights_pack="PPPi",
+)
 CONVOLUTION = Kernels(
     CSRC / "tile_convolution.cpp",
     tile_convolution_scratch_bytes="Pqqqi->q",
@@ -114,6 +120,18 @@ def pack_weight(
     )  # fmt: skip
     backward = None if turned is None else PackedWeight(turned, inputs)
     return PackedWeight(packed[0], outputs), backward
+
+
+def round_weight(weight: Tensor, scale: Tensor) -> Tensor:
+    """Return `weight * scale`, float32 [O, …] and [O], rounded once to BF16, in the same layout."""
+    weight = weight.detach() if is_one_block(weight) else channels_last(weight.detach())
+    scale, values = float32_or_none(scale), torch.empty_like(weight, dtype=torch.bfloat16)
+    record = _weights_record(weight, scale, weight.shape[0], weight[0].numel(), 1)
+    WEIGHTS.call(
+        "tile_weights_round", record, values, torch.get_num_threads(),
+        read=(weight, scale), written=(values,),
+    )  # fmt: skip
+    return values
 
 
 def tile_convolve(
