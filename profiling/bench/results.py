@@ -33,9 +33,11 @@ from profiling.onednn_log.work import COMPUTING
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 """The phases of a training step, in order."""
-CONVOLVING_KERNELS = ("weight_gradient", "grouped_", "tile_convolution", "pointwise_")
+CONVOLVING_KERNELS = (
+    "weight_gradient", "grouped_", "tile_convolution", "pointwise_", "few_pixels_",
+)  # fmt: skip
 """Beginnings of the names that kernels of csrc other than Winograd's have for `own_kernel`."""
-PASS_KERNELS = ("masked_sum", "add_relu", "tile_weights_pack")
+PASS_KERNELS = ("masked_sum", "add_relu", "tile_weights_")
 PASS_OPERATORS = frozenset(
     f"aten::{name}"
     for name in ("relu_", "clamp_min_", "threshold_backward", "add", "add_", "mul", "mul_", "copy_")

@@ -115,8 +115,9 @@ class _Convolution(torch.autograd.Function):
             )
         if any(needs_maps[: form.level_count]):
             grad_levels = input_gradients(
-                levels, gradients, kept, form.kernels, gated=form.gated, added=passed
-            )
+                levels, gradients, kept, form.kernels,
+                scale=scale, gated=form.gated, added=passed,
+            )  # fmt: skip
         # Some kernels give the bias's gradient also where there is no bias.
         grad_bias = grad_bias if needs_bias else None
         grad_added = gradients if ctx.has_added else ()

@@ -16,6 +16,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from retinanet.engine.convolution import NOTHING_FUSED, Fused, convolve
+from retinanet.engine.few_pixels import ScaledWeight
 from retinanet.engine.kernels import (
     LayerKernels,
     compute_outputs,
@@ -236,7 +237,7 @@ class FoldedForward:
 class _FrozenWeight(NamedTuple):
     """A folded layer: what `compute_outputs` takes as its weight and bias."""
 
-    weight: Tensor | PackedWeight
+    weight: Tensor | PackedWeight | ScaledWeight
     shift: Tensor
 
 

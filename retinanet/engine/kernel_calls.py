@@ -164,7 +164,8 @@ def level_records(
     """
     levels = zip(inputs, outputs, gates or [None] * len(inputs), strict=True)
     return b"".join(
-        _level_record(level, out, gate, len(level), *level.shape[2:]) for level, out, gate in levels
+        _level_record(level, out, gate, level.shape[0], *level.shape[2:])
+        for level, out, gate in levels
     )
 
 

@@ -17,12 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.machine import cpu_flags
+from retinanet.engine.few_pixels import (
+    MOST_PIXELS,
+    ScaledWeight,
+    count_pixels,
+    few_pixels_input_gradients,
+    few_pixels_outputs,
+    few_pixels_weight_gradient,
+)
 from retinanet.engine.grouped_convolution import (
     grouped_convolution,
     grouped_input_gradient,
     grouped_weight_gradient,
 )
-from retinanet.engine.kernel_calls import suits_kernels
+from retinanet.engine.kernel_calls import float32_or_none, suits_kernels
 from retinanet.engine.norm_relu import add_relu_, masked_sum_
 from retinanet.engine.tile_convolution import (
     BLOCK,
@@ -32,6 +40,7 @@ from retinanet.engine.tile_convolution import (
     pack_weight,
     pointwise_convolve,
     pointwise_weight_gradient,
+    round_weight,
     tile_convolve,
     weight_gradient,
 )
@@ -90,6 +99,7 @@ class Kernel(Enum):
     VECTORS = "vectors"  # pointwise_gradient.cpp
     GROUPED = "grouped"  # grouped_convolution.cpp or grouped_rows.cpp, grouped_weight_gradient.cpp
     WINOGRAD = "Winograd"  # winograd.cpp
+    FEW_PIXELS = "few pixels"  # few_pixels.cpp
     MATRIX_PRODUCT = "product"
     """One matrix product over the pixels: oneDNN is faster at that than at the convolution."""
     PADDED_ONEDNN = "oneDNN, padded"
@@ -120,9 +130,15 @@ class LayerKernels(NamedTuple):
 
 @functools.cache
 def choose_kernels(
-    shape: tuple[int, ...], params: ConvParams, machine: Machine = ONLY_ONEDNN
+    shape: tuple[int, ...],
+    params: ConvParams,
+    machine: Machine = ONLY_ONEDNN,
+    *,
+    few_pixels: bool = False,
 ) -> LayerKernels:
     """Choose for a weight of this shape [O, I / groups, h, w] and BF16 maps.
+
+    `few_pixels`: the outputs have at most `MOST_PIXELS` pixels.
 
     The speeds that decide were measured beside oneDNN 3.7, see docs/experiments.md.
     """
@@ -136,7 +152,9 @@ def choose_kernels(
     forward = Kernel.ONEDNN
     of_input = Kernel.PADDED_ONEDNN if outputs % 2 else Kernel.ONEDNN
     of_weight = Kernel.MATRIX_PRODUCT if is_pointwise and params == POINTWISE else Kernel.ONEDNN
-    if is_same_3x3 and machine.has_winograd:
+    if few_pixels and has_vectors and is_dense(shape, params):
+        forward = of_input = of_weight = Kernel.FEW_PIXELS
+    elif is_same_3x3 and machine.has_winograd:
         forward = of_input = of_weight = Kernel.WINOGRAD
     elif is_same_3x3 and has_amx:
         forward = of_input = of_weight = Kernel.TILES
@@ -152,9 +170,22 @@ def choose_kernels(
         # With 16 and more channels a group oneDNN's tiles are as full as ours.
         if has_vectors or (has_amx and (is_narrow or has_stride_2)):
             forward = of_input = Kernel.GROUPED
-        if has_amx or (has_vectors and (is_narrow or (group_width == 16 and has_stride_2))):
+        fits = is_narrow or few_pixels or (group_width == 16 and has_stride_2)
+        if has_amx or (has_vectors and fits):
             of_weight = Kernel.GROUPED
     return LayerKernels(forward, of_input, of_weight, shape, params, machine.tiles)
+
+
+def is_dense(shape: tuple[int, ...], params: ConvParams) -> bool:
+    """Return whether a convolution is one that few_pixels.py is for."""
+    _, inputs, height, width = shape
+    return (
+        params.groups == 1
+        and inputs % BLOCK == 0
+        and height == width
+        and (height, params.padding) in ((1, (0, 0)), (3, (1, 1)))
+        and params.stride in ((1, 1), (2, 2))
+    )
 
 
 def is_grouped(shape: tuple[int, ...], params: ConvParams) -> bool:
@@ -176,7 +207,10 @@ def kernels_for(
 ) -> LayerKernels:
     """Return the kernels for these maps: oneDNN's, unless all are BF16 and not of zero images."""
     suitable = all(map(suits_kernels, levels))
-    return choose_kernels(tuple(weight.shape), params, machine if suitable else ONLY_ONEDNN)
+    few = count_pixels(levels, params.stride[0]) <= MOST_PIXELS
+    return choose_kernels(
+        tuple(weight.shape), params, machine if suitable else ONLY_ONEDNN, few_pixels=few
+    )
 
 
 def prepare_weight(
@@ -186,19 +220,24 @@ def prepare_weight(
     dtype: torch.dtype,
     *,
     for_gradients: bool = False,
-) -> tuple[Tensor | PackedWeight, Tensor | None]:
+) -> tuple[Tensor | PackedWeight | ScaledWeight, Tensor | None]:
     """Return `weight * scale`, rounded once, for outputs, and what the gradients need of it.
 
     Tiles are packed for both passes at once, so that the float32 weight is read once a step; the
     turned ones are None unless `for_gradients`. Other kernels share one tensor in the weight's
     layout, which is saved instead of the float32 weight: the backward pass needs no second cast,
-    and the weight's gradient does not depend on the weight.
+    and the weight's gradient does not depend on the weight. Maps of few pixels take the weight as
+    it is.
     """
+    if kernels.forward is Kernel.FEW_PIXELS:
+        return ScaledWeight(weight.detach(), float32_or_none(scale)), weight
     if kernels.forward in PACKED_KERNELS:
         packed, turned = pack_weight(weight, scale, for_gradients=for_gradients)
         return packed, None if turned is None else turned.values
     if scale is None:
         cast = weight.detach().to(dtype)
+    elif dtype == torch.bfloat16 and weight.dtype == torch.float32 and kernels.unit is not None:
+        cast = round_weight(weight, scale)
     else:
         cast = torch.empty_like(weight, dtype=dtype, requires_grad=False)
         torch.mul(weight.detach(), scale.view(-1, 1, 1, 1), out=cast)
@@ -207,7 +246,7 @@ def prepare_weight(
 
 def compute_outputs(
     levels: Sequence[Tensor],
-    weight: Tensor | PackedWeight,
+    weight: Tensor | PackedWeight | ScaledWeight,
     bias: Tensor | None,
     kernels: LayerKernels,
     *,
@@ -216,6 +255,8 @@ def compute_outputs(
 ) -> list[Tensor]:
     """Convolve each level by a weight of `prepare_weight`; `added` is summed before the ReLU."""
     stride = kernels.params.stride[0]
+    if isinstance(weight, ScaledWeight):
+        return few_pixels_outputs(levels, weight, bias, stride=stride, relu=relu, added=added)
     if isinstance(weight, PackedWeight) and kernels.forward is Kernel.POINTWISE_TILES:
         return [
             pointwise_convolve(level, weight, bias, added=added, relu=relu, tiles=kernels.tiles)
@@ -300,6 +341,7 @@ def input_gradients(
     weight: Tensor | None,
     kernels: LayerKernels,
     *,
+    scale: Tensor | None = None,
     gated: bool = False,
     added: Tensor | None = None,
 ) -> list[Tensor]:
@@ -310,6 +352,11 @@ def input_gradients(
     """
     assert weight is not None
     kernel, stride = kernels.input_gradient, kernels.params.stride[0]
+    if kernel is Kernel.FEW_PIXELS:
+        return few_pixels_input_gradients(
+            levels, gradients, ScaledWeight(weight.detach(), float32_or_none(scale)),
+            stride=stride, gates=levels if gated else (), added=added,
+        )  # fmt: skip
     turned = PackedWeight(weight, kernels.shape[1])
     pairs = list(zip(gradients, levels, strict=True))
     if kernel is Kernel.POINTWISE_TILES and stride == 1:
@@ -381,6 +428,9 @@ def weight_gradients(
     if kernels.weight_gradient is Kernel.VECTORS:
         return pointwise_weight_gradient(levels, gradients, stride=stride, scale=scale)
     assert weight is not None
+    if kernels.weight_gradient is Kernel.FEW_PIXELS:
+        scaled = ScaledWeight(weight.detach(), float32_or_none(scale))
+        return few_pixels_weight_gradient(levels, gradients, scaled, stride=stride)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     of_weight = of_bias = None
     for level, gradient in zip(levels, gradients, strict=True):
@@ -455,6 +505,9 @@ def print_table() -> None:
     """Print the kernels of output / input gradient / weight gradient, by kind of layer."""
     with torch.device("meta"):
         model = RetinaNet(num_classes=264)
+    columns = {name: (machine, False) for name, machine in PROCESSORS.items()}
+    small = (PROCESSORS["AVX-512 BF16"], True)
+    columns[f"AVX-512 BF16, at most {MOST_PIXELS} pixels"] = small
     kinds: Counter[tuple[str, ...]] = Counter()
     for module in model.modules():
         if not isinstance(module, nn.Conv2d):
@@ -462,11 +515,14 @@ def print_table() -> None:
         params, shape = get_conv_params(module), tuple(module.weight.shape)
         groups = f", groups of {shape[1]}" if params.groups > 1 else ""
         stride = ", stride 2" if params.stride == (2, 2) else ""
-        choices = (choose_kernels(shape, params, machine)[:3] for machine in PROCESSORS.values())
+        choices = (
+            choose_kernels(shape, params, machine, few_pixels=few)[:3]
+            for machine, few in columns.values()
+        )
         cells = (" / ".join(kernel.value for kernel in kernels) for kernels in choices)
         kinds[f"{shape[2]}×{shape[3]}{stride}{groups}", *cells] += 1
-    print("| layers of the model | " + " | ".join(PROCESSORS) + " |")
-    print("|---" * (1 + len(PROCESSORS)) + "|")
+    print("| layers of the model | " + " | ".join(columns) + " |")
+    print("|---" * (1 + len(columns)) + "|")
     for (kind, *names), count in sorted(kinds.items()):
         print(f"| {count} of {kind} | " + " | ".join(names) + " |")
 

@@ -29,11 +29,17 @@ from retinanet.engine.kernel_calls import (
     channels_last_or_none,
     empty_maps,
     float32_or_none,
+    is_one_block,
     level_records,
     scratch_bytes,
 )
 
-WEIGHTS = Kernels(CSRC / "tile_weights.cpp", tile_weights_permitted="->i", tile_weights_pack="PPPi")
+WEIGHTS = Kernels(
+    CSRC / "tile_weights.cpp",
+    tile_weights_permitted="->i",
+    tile_weights_round="PPi",
+    tile_weights_pack="PPPi",
+)
 CONVOLUTION = Kernels(
     CSRC / "tile_convolution.cpp",
     tile_convolution_scratch_bytes="Pqqqi->q",
@@ -116,6 +122,18 @@ def pack_weight(
     return PackedWeight(packed[0], outputs), backward
 
 
+def round_weight(weight: Tensor, scale: Tensor) -> Tensor:
+    """Return `weight * scale`, float32 [O, …] and [O], rounded once to BF16, in the same layout."""
+    weight = weight.detach() if is_one_block(weight) else channels_last(weight.detach())
+    scale, values = float32_or_none(scale), torch.empty_like(weight, dtype=torch.bfloat16)
+    record = _weights_record(weight, scale, weight.shape[0], weight[0].numel(), 1)
+    WEIGHTS.call(
+        "tile_weights_round", record, values, torch.get_num_threads(),
+        read=(weight, scale), written=(values,),
+    )  # fmt: skip
+    return values
+
+
 def tile_convolve(
     inputs: Sequence[Tensor],
     weight: PackedWeight,
@@ -133,7 +151,7 @@ def tile_convolve(
     inputs = [channels_last(level) for level in inputs]
     gates = [channels_last(gate) for gate in gates]
     packed, channels, threads = weight.values, weight.channels, torch.get_num_threads()
-    outputs = [empty_maps(len(level), channels, *level.shape[2:]) for level in inputs]
+    outputs = [empty_maps(level.shape[0], channels, *level.shape[2:]) for level in inputs]
     work = (level_records(inputs, outputs, gates), len(inputs), inputs[0].shape[1], channels)
     size = CONVOLUTION.library().tile_convolution_scratch_bytes(*work, threads)
     CONVOLUTION.call(
@@ -258,7 +276,7 @@ def pointwise_weight_gradient(
 
 def _gradient_levels(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bytes:
     return b"".join(
-        _level_record(level, gradient, len(level), *gradient.shape[2:], *level.shape[2:])
+        _level_record(level, gradient, level.shape[0], *gradient.shape[2:], *level.shape[2:])
         for level, gradient in zip(inputs, gradients, strict=True)
     )
 

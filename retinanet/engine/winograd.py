@@ -134,7 +134,7 @@ def convolve_levels(
         "winograd_pack", weight, *weight.shape[:2], backward, panels, threads,
         read=(weight,), written=(panels,),
     )  # fmt: skip
-    outputs = [empty_maps(len(level), columns, *level.shape[2:]) for level in inputs]
+    outputs = [empty_maps(level.shape[0], columns, *level.shape[2:]) for level in inputs]
     scratch = scratch_bytes(library.winograd_thread_bytes() * threads)
     WINOGRAD.call(
         "winograd_convolve",

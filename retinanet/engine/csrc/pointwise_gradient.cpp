@@ -89,33 +89,6 @@ static void find_pixels(
     }
 }
 
-// Panels [channels / 32, pairs of pixels, 32, 2] of pixels, whose channels are contiguous in memory.
-// `totals` [channels], unless null: the sum over the pixels is added.
-WITH_BF16 static void fill_panels(
-    const Bfloat16* const* pixels, int64_t count, int64_t first_channel, int64_t channels, Bfloat16* panels, float* totals) {
-    const __m512i left = interleaved_halves();
-    const __m512i ones = _mm512_set1_epi16(0x3f80);
-    for (int64_t p = 0; p < count; p += 2) {
-        const Bfloat16* first = pixels[p] + first_channel;
-        const Bfloat16* second = p + 1 < count ? pixels[p + 1] + first_channel : nullptr;
-        for (int64_t channel = 0; channel < channels; channel += PANEL_COLUMNS) {
-            const __m512i a = _mm512_loadu_si512(first + channel);
-            const __m512i b = second ? _mm512_loadu_si512(second + channel) : _mm512_setzero_si512();
-            __m512i pairs[2] = {
-                _mm512_permutexvar_epi16(left, _mm512_shuffle_i64x2(a, b, 0x44)),
-                _mm512_permutexvar_epi16(left, _mm512_shuffle_i64x2(a, b, 0xee))};
-            Bfloat16* to = panels + channel / PANEL_COLUMNS * PANEL_VALUES + p * PANEL_COLUMNS;
-            for (int half = 0; half < 2; half++) {
-                _mm512_storeu_si512(to + 32 * half, pairs[half]);
-                if (!totals) continue;
-                float* total = totals + channel + 16 * half;
-                _mm512_storeu_ps(total, _mm512_dpbf16_ps(
-                    _mm512_loadu_ps(total), reinterpret_cast<__m512bh>(pairs[half]), reinterpret_cast<__m512bh>(ones)));
-            }
-        }
-    }
-}
-
 // One item: its block of sums, in tiles, and of `totals` [outputs] unless null.
 WITH_BF16 static void sum_block(
     const GradientLevel* levels, const Shape& shape, const Plan& plan, int64_t output, int64_t input, int64_t begin, int64_t end,

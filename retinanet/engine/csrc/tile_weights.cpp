@@ -57,6 +57,17 @@ extern "C" {
 // Whether this process may use the processor's tiles.
 int32_t tile_weights_permitted() { return tiles_permitted(); }
 
+// Write `weights` times their scales, rounded, in the order in which they lie.
+void tile_weights_round(const Weights* weights, Bfloat16* values, int32_t threads) {
+    const int64_t row = weights->taps * weights->inputs;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t output = 0; output < weights->outputs; output++) {
+        const float* from = weights->values + output * row;
+        const float scale = weights->scale ? weights->scale[output] : 1.0f;
+        for (int64_t place = 0; place < row; place++) values[output * row + place] = rounded(from[place] * scale);
+    }
+}
+
 // Pack `weights`, float32 [outputs][taps][inputs] in memory, for outputs and, unless `for_gradients`
 // is null, for input gradients: divided_up(outputs, 32) · divided_up(inputs, 32) · taps · 1024 values each.
 void tile_weights_pack(const Weights* weights, Bfloat16* for_outputs, Bfloat16* for_gradients, int32_t threads) {
