@@ -10,7 +10,7 @@ memory is copied. Each function raises NativeLibraryError where the kernel canno
 import functools
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -64,7 +64,7 @@ def few_pixels_outputs(
 
     `added`, of the one level's output's shape, is for one level.
     """
-    values, bias = channels_last(weight.values), float32_or_none(bias)
+    values, scale = channels_last(weight.values), float32_or_none(weight.scale)
     sources = [channels_last(level) for level in levels]
     outputs = [
         empty_maps(
@@ -72,13 +72,10 @@ def few_pixels_outputs(
         )
         for level in levels
     ]
-    terms = () if added is None else (channels_last(added),)
-    shape = _shape(values, stride)
-    FEW_PIXELS.call(
-        "few_pixels_outputs",
-        _records(sources, outputs, terms, ()), len(levels), shape, values, weight.scale,
-        bias, relu, *_scratch(shape, outputs),
-        read=(*sources, *terms, values), written=outputs,
+    maps = _Maps(sources, outputs, () if added is None else (channels_last(added),))
+    _call(
+        "few_pixels_outputs", maps, values, stride, (values, scale, float32_or_none(bias), relu),
+        written=outputs,
     )  # fmt: skip
     return outputs
 
@@ -99,15 +96,10 @@ def few_pixels_input_gradients(
     values = channels_last(weight.values)
     sources = [channels_last(padded_to_even(gradient, dim=1)) for gradient in gradients]
     results = [empty_maps(*level.shape) for level in levels]
-    gates = [channels_last(gate) for gate in gates]
     terms = () if added is None else (channels_last(added),)
-    shape = _shape(values, stride)
-    FEW_PIXELS.call(
-        "few_pixels_inputs",
-        _records(sources, results, terms, gates), len(levels), shape, values, weight.scale,
-        *_scratch(shape, results),
-        read=(*sources, *terms, *gates, values), written=results,
-    )  # fmt: skip
+    maps = _Maps(sources, results, terms, [channels_last(gate) for gate in gates])
+    arguments = (values, float32_or_none(weight.scale))
+    _call("few_pixels_inputs", maps, values, stride, arguments, written=results)
     return results
 
 
@@ -119,17 +111,13 @@ def few_pixels_weight_gradient(
     stride: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of `weight.values` and of the bias [O], float32, summed over levels."""
-    sources = [channels_last(level) for level in levels]
-    gradients = [channels_last(gradient) for gradient in gradients]
+    maps = _Maps(
+        [channels_last(level) for level in levels], [channels_last(maps) for maps in gradients]
+    )
     of_weight = torch.empty_like(weight.values, memory_format=torch.channels_last)
     of_bias = torch.empty(of_weight.shape[0])
-    shape = _shape(of_weight, stride)
-    FEW_PIXELS.call(
-        "few_pixels_weights",
-        _records(sources, gradients, (), ()), len(levels), shape, weight.scale,
-        of_weight, of_bias, *_scratch(shape, gradients),
-        read=(*sources, *gradients), written=(of_weight, of_bias),
-    )  # fmt: skip
+    arguments = (float32_or_none(weight.scale), of_weight, of_bias)
+    _call("few_pixels_weights", maps, of_weight, stride, arguments, written=(of_weight, of_bias))
     return of_weight, of_bias
 
 
@@ -140,30 +128,40 @@ def count_pixels(maps: Sequence[Tensor], stride: int = 1) -> int:
     )
 
 
-def _records(
-    sources: Sequence[Tensor],
-    results: Sequence[Tensor],
-    added: Sequence[Tensor],
-    gates: Sequence[Tensor],
-) -> bytes:
-    maps = zip_longest(sources, results, added, gates)
-    return b"".join(
+class _Maps(NamedTuple):
+    """The maps of each level, as `Maps` of few_pixels.cpp names them; the last two may be empty."""
+
+    sources: Sequence[Tensor]
+    results: Sequence[Tensor]
+    added: Sequence[Tensor] = ()
+    gates: Sequence[Tensor] = ()
+
+
+def _call(
+    function: str,
+    maps: _Maps,
+    weight: Tensor,
+    stride: int,
+    arguments: tuple[Tensor | bool | None, ...],
+    *,
+    written: Sequence[Tensor],
+) -> None:
+    """Call a function that reads all maps and arguments which it does not write."""
+    outputs, inputs, kernel, _ = weight.shape
+    shape, threads = _shape_record(outputs, inputs, kernel, stride), torch.get_num_threads()
+    levels = b"".join(
         _maps_record(
             source, result, term, gate, source.shape[0], *source.shape[2:], *result.shape[2:]
         )
-        for source, result, term, gate in maps
+        for source, result, term, gate in zip_longest(*maps)
     )
-
-
-def _shape(weight: Tensor, stride: int) -> bytes:
-    outputs, inputs, kernel, _ = weight.shape
-    return _shape_record(outputs, inputs, kernel, stride)
-
-
-def _scratch(shape: bytes, results: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Return scratch memory and the number of threads that it is for."""
-    threads = torch.get_num_threads()
-    return scratch_bytes(_count_bytes(shape, count_pixels(results), threads)), threads
+    scratch = scratch_bytes(_count_bytes(shape, count_pixels(maps.results), threads))
+    tensors = (value for value in (*chain(*maps), *arguments) if isinstance(value, Tensor))
+    FEW_PIXELS.call(
+        function, levels, len(maps.sources), shape, *arguments, scratch, threads,
+        read=(value for value in tensors if all(value is not other for other in written)),
+        written=written,
+    )  # fmt: skip
 
 
 @functools.cache

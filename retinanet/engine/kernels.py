@@ -30,7 +30,7 @@ from retinanet.engine.grouped_convolution import (
     grouped_input_gradient,
     grouped_weight_gradient,
 )
-from retinanet.engine.kernel_calls import float32_or_none, suits_kernels
+from retinanet.engine.kernel_calls import suits_kernels
 from retinanet.engine.norm_relu import add_relu_, masked_sum_
 from retinanet.engine.tile_convolution import (
     BLOCK,
@@ -230,7 +230,7 @@ def prepare_weight(
     it is.
     """
     if kernels.forward is Kernel.FEW_PIXELS:
-        return ScaledWeight(weight.detach(), float32_or_none(scale)), weight
+        return ScaledWeight(weight, scale), weight
     if kernels.forward in PACKED_KERNELS:
         packed, turned = pack_weight(weight, scale, for_gradients=for_gradients)
         return packed, None if turned is None else turned.values
@@ -341,9 +341,9 @@ def input_gradients(
     weight: Tensor | None,
     kernels: LayerKernels,
     *,
-    scale: Tensor | None = None,
     gated: bool = False,
     added: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> list[Tensor]:
     """Return the gradient of each level from that of its output.
 
@@ -354,7 +354,7 @@ def input_gradients(
     kernel, stride = kernels.input_gradient, kernels.params.stride[0]
     if kernel is Kernel.FEW_PIXELS:
         return few_pixels_input_gradients(
-            levels, gradients, ScaledWeight(weight.detach(), float32_or_none(scale)),
+            levels, gradients, ScaledWeight(weight, scale),
             stride=stride, gates=levels if gated else (), added=added,
         )  # fmt: skip
     turned = PackedWeight(weight, kernels.shape[1])
@@ -429,7 +429,7 @@ def weight_gradients(
         return pointwise_weight_gradient(levels, gradients, stride=stride, scale=scale)
     assert weight is not None
     if kernels.weight_gradient is Kernel.FEW_PIXELS:
-        scaled = ScaledWeight(weight.detach(), float32_or_none(scale))
+        scaled = ScaledWeight(weight, scale)
         return few_pixels_weight_gradient(levels, gradients, scaled, stride=stride)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     of_weight = of_bias = None

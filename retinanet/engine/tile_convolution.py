@@ -125,11 +125,11 @@ def pack_weight(
 def round_weight(weight: Tensor, scale: Tensor) -> Tensor:
     """Return `weight * scale`, float32 [O, …] and [O], rounded once to BF16, in the same layout."""
     weight = weight.detach() if is_one_block(weight) else channels_last(weight.detach())
-    scale, values = float32_or_none(scale), torch.empty_like(weight, dtype=torch.bfloat16)
-    record = _weights_record(weight, scale, weight.shape[0], weight[0].numel(), 1)
+    values, factors = torch.empty_like(weight, dtype=torch.bfloat16), float32_or_none(scale)
+    record = _weights_record(weight, factors, weight.shape[0], weight[0].numel(), 1)
     WEIGHTS.call(
         "tile_weights_round", record, values, torch.get_num_threads(),
-        read=(weight, scale), written=(values,),
+        read=(weight, factors), written=(values,),
     )  # fmt: skip
     return values
 

@@ -31,6 +31,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 NAMES = {
     "batch_norm",
+    "few_pixels",
     "focal_loss",
     "grouped_convolution",
     "grouped_rows",

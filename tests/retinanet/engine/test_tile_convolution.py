@@ -16,6 +16,7 @@ from retinanet.engine.tile_convolution import (
     pack_weight,
     pointwise_convolve,
     pointwise_weight_gradient,
+    round_weight,
     tile_convolve,
     weight_gradient,
 )
@@ -314,6 +315,20 @@ def test_nan_reaches_only_what_is_computed_from_it(tiles: Tiles) -> None:
     result = pointwise_convolve(features, forward_weight(weight), bias, relu=True, tiles=tiles)
     assert result[1, :, 0, 20].isnan().all()
     assert result.isnan().sum() == case.outputs
+
+
+@needs_vectors
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_rounded_weights_have_the_bits_of_torchs_product(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(65, 8, 3, 3) * 10.0 ** torch.randint(-42, 39, (65, 8, 3, 3))).float()
+    weight = weight.contiguous(memory_format=layout)
+    scale = torch.rand(65) * 3
+    expected = torch.empty_like(weight, dtype=torch.bfloat16)
+    torch.mul(weight, scale.view(-1, 1, 1, 1), out=expected)
+    rounded = round_weight(weight, scale)
+    assert rounded.stride() == weight.stride()
+    assert torch.equal(rounded.view(torch.int16), expected.view(torch.int16))
 
 
 def unpack(tiles: Tensor, columns: int, sums: int, taps: int) -> Tensor:
