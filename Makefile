@@ -4,7 +4,7 @@
 # make test-all    the whole suite, with IPEX, other mpiruns, a browser and all commands of the docs
 # make test-pythons    make test under every other Python of 3.11 to 3.14 that is here
 # make ipex    make .venv-ipex, with Intel's extension and torch 2.8;  make intel-mpi open-mpi    their mpiruns, for tests
-# make serving add what export to ONNX and videos need to .venv
+# make serving add what export to ONNX and videos need to .venv;  make openvino    what export to OpenVINO needs
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
@@ -18,7 +18,7 @@ python = $(environment)/bin/python
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -39,7 +39,7 @@ test-fast: tools ; $(one_core)
 test test-all: tools
 	$(one_core) --durations=20; status=$$?; [ $$status -le 1 ] && $(whole_machine) && exit $$status
 
-test-all: ipex-tests intel-mpi open-mpi browser
+test-all: ipex-tests openvino intel-mpi open-mpi browser
 ipex-tests: ipex ; .venv-ipex/bin/python -m pytest -m ipex $$(grep -rl mark.ipex tests)  # others import what is not there
 
 test-pythons: tools
@@ -67,7 +67,7 @@ resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --
 update: tools
 	rm -rf .pins && mkdir -p .pins/requirements
 	$(resolve).txt pyproject.toml
-	$(resolve)/serving.txt pyproject.toml --constraints .pins/requirements.txt --extra serving
+	for extra in serving openvino; do $(resolve)/$$extra.txt pyproject.toml --constraints .pins/requirements.txt --extra $$extra || exit; done
 	$(resolve)/dev.txt pyproject.toml --constraints .pins/requirements/serving.txt --extra serving --group dev
 	$(resolve)/fuzz.txt pyproject.toml --constraints .pins/requirements.txt --group fuzz
 	$(resolve)/ipex.txt pyproject.toml --group ipex --group dev
@@ -80,6 +80,6 @@ tools:
 	@./setup.sh tools
 	@SETUP_VENV=$(environment) ./setup.sh dev
 
-setup ipex serving intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
+setup ipex serving openvino intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
 clean: ; rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis

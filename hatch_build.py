@@ -27,7 +27,7 @@ OF_CHECKOUTS = (
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled", *OF_CHECKOUTS)
 TEXTS = {
     r"\./setup\.sh\b": "pip install .",
-    r"`make serving`": "`pip install retinanet-cpu[serving]`",
+    r"`make (serving|openvino)`": r"`pip install retinanet-cpu[\1]`",
     r"run `make ipex`": "run `make ipex` in a checkout",
     r"`make setup`|make setup(?=, load)": "`pip install --upgrade retinanet-cpu`",
     r"\.venv/bin/": "",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv with the packages of requirements.txt, in which a second call finds everything in place. An argument:
-#   dev, serving, fuzz   install requirements/dev.txt, serving.txt or fuzz.txt, which include requirements.txt
+#   dev, serving, openvino, fuzz   install requirements/dev.txt and so on, which include requirements.txt
 #   ipex, intel-mpi, open-mpi   make .venv-ipex from requirements/ipex.txt, and so on
 #   compiler, tools, browser   look for what kernels and tests call; as root on Debian install what is missing
 #   pythons              print the Pythons that the program can use, the newest first
@@ -111,7 +111,7 @@ flock --nonblock 9 2>/dev/null || [ $? != 1 ] || { echo "setup: another set-up i
 
 case "$*" in
 '') install_packages "${SETUP_VENV:-.venv}" requirements.txt ;;
-dev | serving | fuzz) install_packages "${SETUP_VENV:-.venv}" "requirements/$1.txt" ;;
+dev | serving | openvino | fuzz) install_packages "${SETUP_VENV:-.venv}" "requirements/$1.txt" ;;
 ipex) VERSIONS="3.13 3.12 3.11" install_packages .venv-ipex requirements/ipex.txt ;; # torch 2.8 knows no 3.14
 intel-mpi | open-mpi) install_packages ".venv-$1" "requirements/$1.txt" ;;
 compiler) require_program "$compiler" g++ "the C++ kernels" ;;
@@ -119,5 +119,5 @@ tools) for pair in "$compiler:g++" git:git pgrep:procps ip:iproute2; do require_
 browser) require_browser ;;
 pythons) list_pythons ;;
 uv\ *) run_uv "${@:2}" ;;
-*) fail "unknown argument $*; known are: dev, serving, fuzz, ipex, intel-mpi, open-mpi, compiler, tools, browser, pythons, uv" ;;
+*) fail "unknown argument $*; known are: dev, serving, openvino, fuzz, ipex, intel-mpi, open-mpi, compiler, tools, browser, pythons, uv" ;;
 esac

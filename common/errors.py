@@ -44,7 +44,7 @@ FINISHED = 0
 OUR_BUG = 1
 BAD_INPUT = 2
 LOSS_NOT_FINITE = 3
-CONDITION_MET = 4  # the condition of `--fail-if` was met, or an official check was not passed
+CONDITION_MET = 4  # that of `--fail-if` or of `--max-drop`, or an official check was not passed
 STOPPED_TOO_EARLY = 5
 """A signal stopped a run before it had made any progress. Batch scripts do not queue it again: with
 the same time limit it would be stopped at the same place for ever."""

@@ -171,13 +171,12 @@ def environment() -> dict[str, str | int]:
     return facts | installed_versions(PACKAGES)
 
 
-def require_packages(*names: str, purpose: str) -> None:
-    """Raise InputError, with the purpose, unless packages of requirements/serving.txt exist."""
+def require_packages(*names: str, purpose: str, install: str = "`make serving`") -> None:
+    """Raise InputError, with the purpose and what installs them, unless packages exist."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"{purpose}: {' and '.join(missing)} not installed; run `make serving`, which adds the "
-            "packages of requirements/serving.txt"
+            f"{purpose}: {' and '.join(missing)} not installed; run {install}, which adds them"
         )
 
 

@@ -255,14 +255,29 @@ class ExportOptions:
     checkpoint: Path = option(CHECKPOINT, metavar="PATH")
     out: Path = option(
         "NAME.onnx for ONNX, NAME.pt2 for torch.export; with --format torchvision NAME.pth for "
-        "torch.load, or NAME.safetensors, which runs no code and has the class names",
+        "torch.load, or NAME.safetensors, which runs no code and has the class names; with "
+        "--format openvino NAME.xml, beside which NAME.bin is written",
         metavar="FILE",
     )
-    format: Literal["program", "torchvision"] = option(
-        "program: the whole detector (default); torchvision: only the weights, as a state_dict "
-        "that torchvision.models.detection.RetinaNet loads strictly",
+    format: Literal["program", "openvino", "torchvision"] = option(
+        "program: the whole detector (default); openvino: the same for OpenVINO; torchvision: only "
+        "the weights, as a state_dict that torchvision.models.detection.RetinaNet loads strictly",
         default="program",
     )
+    int8: bool = flag(
+        "with --format openvino: quantize the network to 8 bits, calibrated on the run's "
+        "validation images, and measure the mAP before and after"
+    )
+    max_drop: float = option(
+        "with --int8: write nothing, with status 4, if the mAP falls by more (default: 0.005)",
+        default=0.005,
+        parse=probability,
+        metavar="D",
+    )
+    annotations: Path | None = option(
+        "with --int8: COCO-format JSON of other images", default=None, metavar="FILE"
+    )
+    images: Path | None = option("the folder of its images", default=None, metavar="DIR")
     score: float = option(
         "omit boxes with a score up to this (default: 0.05, as for mAP)",
         default=0.05,
@@ -285,7 +300,7 @@ class ExportOptions:
 add_export = command(
     "export",
     about="""\
-Write the detector of a checkpoint as one float32 file that other programs can run. It includes
+Write the detector of a checkpoint as a float32 program that others can run. It includes
 normalization, anchors, score threshold and non-maximum suppression:
 
   images  uint8   [N, 3, S, S]  RGB pictures, resized to the checkpoint's square; any N
@@ -300,8 +315,10 @@ examples:
   retinanet export --checkpoint runs/demo/checkpoints/best --out demo.onnx
   retinanet export --checkpoint runs/demo --out demo.pt2 --score 0.3
   retinanet export --checkpoint runs/demo --format torchvision --out demo.pth
+  retinanet export --checkpoint runs/demo --format openvino --int8 --out demo.xml
 
-ONNX needs the packages of `make serving`. docs/serving.md shows how to run the file.""",
+ONNX needs the packages of `make serving`, OpenVINO those of `make openvino`. docs/serving.md shows
+how to run the file.""",
     options=ExportOptions,
     target="retinanet.export.command:export",
 )

@@ -41,7 +41,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attrib
 
 PICKLES = (".pth", ".pt", ".pkl", ".ckpt", ".bin")
 """Suffixes of files that only `retinanet convert` reads."""
-EXPORTED = (".onnx", ".pt2")
+EXPORTED = (".onnx", ".pt2", ".xml")
 TORCHVISION = "torchvision"  # In place of a file: weights that torchvision publishes
 DETECTOR = rf"^(?!.*(?:{'|'.join(re.escape(end) for end in (*PICKLES, *EXPORTED))})$)."
 """A path by its name for `model.weights`, as a pattern for editors."""

@@ -3,7 +3,7 @@
 `make test` runs the first part with pytest-xdist: each of its workers keeps to a core of its own,
 and so does all that it starts, as on a machine with one core. A test that needs more cores, or
 would disturb others, is marked `whole_machine`; the second part runs those one after another.
-The markers `slow`, `exhaustive` and `ipex` make the tiers of docs/tests.md.
+The markers `slow`, `exhaustive`, `ipex` and `openvino` make the tiers of docs/tests.md.
 """
 
 import os
@@ -148,21 +148,26 @@ def sort_slow_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
-def deselect_tests_with_ipex(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what needs Intel's extension: `make ipex` makes an environment with it."""
-    marked = [item for item in items if item.get_closest_marker("ipex")]
-    if marked and find_spec("intel_extension_for_pytorch") is None:
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+NEEDED = {"ipex": "intel_extension_for_pytorch", "openvino": "nncf"}
+"""Packages by the marker of the tests that need them; `make ipex` and `make openvino` install."""
+
+
+def deselect_tests_of_missing_packages(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests whose marker is in `NEEDED`, where its package is not installed."""
+    for marker, package in NEEDED.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and find_spec(package) is None:
+            config.hook.pytest_deselected(items=marked)
+            items[:] = [item for item in items if item not in marked]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests of a parallel run; leave out those that cannot run here.
 
-    Those with IPEX are deselected where it is not installed; those that need two cores are skipped
-    on one.
+    Those with IPEX or OpenVINO are deselected where it is not installed; those that need two cores
+    are skipped on one.
     """
-    deselect_tests_with_ipex(config, items)
+    deselect_tests_of_missing_packages(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         sort_slow_files_first(items)
     if len(os.sched_getaffinity(0)) > 1:

@@ -383,7 +383,8 @@ def predict_findings(results: Results) -> list[Finding]:
         for precision in ("bf16", "float32")
         for rival in RIVALS
     ]
-    pairs += [("ours-bf16", "ours-float32"), ("ours-bf16", "onnxruntime-float32")]
+    others = ("ours-float32", "onnxruntime-float32", "openvino-int8")
+    pairs += [("ours-bf16", other) for other in others]
     findings = speed_ups(
         results, [(*pair, WANTED_IN_PREDICTION.get((pair[1], size))) for pair in pairs]
     )
@@ -429,5 +430,6 @@ PREDICT = Benchmark(
             "onnxruntime", "ONNX Runtime on our export", precisions=["float32"], packages=ONNX
         ),
         *predictions("openvino", "OpenVINO on our export", packages=OPENVINO),
+        *predictions("openvino", "the same", precisions=["int8"], packages=(*OPENVINO, "nncf")),
     ],
 )

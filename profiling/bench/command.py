@@ -79,8 +79,8 @@ examples:
   retinanet profile bench waiting --config coco.yaml data.root=/data/coco
   retinanet profile bench batch-split                         # one slow rank, minutes"""
 
-HOW_TO_INSTALL = {"openvino": "./setup.sh uv pip install --python .venv openvino"}
-"""Of packages that are in no file of requirements."""
+HOW_TO_INSTALL = dict.fromkeys(("openvino", "nncf"), "make openvino")
+"""Of packages that `make serving` does not bring."""
 
 BENCHMARKS = (STEP, LOSS, OPTIMIZER, EVALUATE, PREDICT)
 

@@ -269,8 +269,9 @@ def with_files(
         return
     print_line(f"making files for images of {workload.image_size}×{workload.image_size}")
     with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-benchmark-") as folder:
-        onnx = any("onnx" in each.packages for each in variants)
-        maker = Variant("files", "", benchmark.files, options={"folder": folder, "onnx": onnx})
+        needed = {package for each in variants for package in each.packages}
+        kinds = {"onnx": "onnx" in needed, "int8": "nncf" in needed}
+        maker = Variant("files", "", benchmark.files, options={"folder": folder, **kinds})
         runs_alone(maker, workload, count=0)
         yield [replace(each, options={**each.options, "folder": folder}) for each in variants]
 

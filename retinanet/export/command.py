@@ -1,11 +1,12 @@
 """`retinanet export`: a checkpoint's detector as one file for other programs.
 
 The file is kept only if its detections equal the checkpoint's: on images of the run's validation
-split, on a picture of the user, or on synthetic images.
+split, on a picture of the user, or on synthetic images; one in INT8 only if its mAP is near.
 """
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from common.console import make_console, print_line
-from common.errors import FINISHED, InputError
+from common.console import make_console, print_line, progress
+from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import (
     new_folder_beside,
     or_refused,
@@ -29,15 +30,19 @@ from common.machine import require_packages
 from common.outputs import require_no_input
 from common.wording import counted
 from data.annotations import Size, as_size, shown_size
-from data.decoding import decode_image
+from data.dataset import DetectionDataset
+from data.decoding import decode_annotated, decode_image
 from data.synthetic import draw_scene
 from data.transforms import fit_image
 from retinanet.commands import ExportOptions
 from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.command import read_trained, validation_split
-from retinanet.evaluation.detect import detect_batch
-from retinanet.evaluation.output import spread_images
-from retinanet.export.program import FORMATS, Detector, Format
+from retinanet.evaluation.detect import detect_batch, to_original_size
+from retinanet.evaluation.matching import ImageDetections
+from retinanet.evaluation.metric import coco_metric
+from retinanet.evaluation.output import Pixels, spread_images, spread_indices
+from retinanet.evaluation.tiles import detect_split_in_tiles
+from retinanet.export import program
 from retinanet.export.state_dict import STATE_DICTS
 from retinanet.model.postprocess import DETECTIONS_PER_IMAGE, NMS_IOU, Detections
 from retinanet.model.retinanet import RetinaNet
@@ -47,13 +52,18 @@ BOX_TOLERANCE = 0.05  # [pixels of the network's input]
 SCORE_TOLERANCE = 0.001
 IOU_TOLERANCE = 0.001  # Rounding of a runtime may change suppression within this
 CHECK_IMAGES = 4
+CALIBRATION_IMAGES = 300  # NNCF's default
 
 
 KINDS = {
     "program": (
-        FORMATS,
+        program.FORMATS,
         "; use .onnx (ONNX) or .pt2 (torch.export); weights as .pth or .safetensors need --format "
-        "torchvision",
+        "torchvision, .xml needs --format openvino",
+    ),
+    "openvino": (
+        program.INTERMEDIATE,
+        " of OpenVINO's IR; use .xml, beside which the weights are a .bin",
     ),
     "torchvision": (
         STATE_DICTS,
@@ -64,7 +74,7 @@ KINDS = {
 """Formats by `--format`, and how the message about another extension ends."""
 
 
-def select_format(kind: str, out: Path) -> Format:
+def select_format(kind: str, out: Path) -> program.Format:
     """Return the format for `--format` and `--out`.
 
     Raises:
@@ -75,14 +85,14 @@ def select_format(kind: str, out: Path) -> Format:
     if chosen is None:
         extension = out.suffix or "(no extension)"
         raise InputError(f"--out: {out}: unknown format {extension}{advice}")
-    require_packages(*chosen.packages, purpose=f"--out: {out}")
+    require_packages(*chosen.packages, purpose=f"--out: {out}", install=chosen.install)
     return chosen
 
 
 def export(options: ExportOptions) -> int:
     """Write the file, and keep it only if its detections equal the checkpoint's.
 
-    The description is written to the same name with `.json` appended.
+    The description goes to the same name with `.json` appended. Return 4 if INT8's mAP is too low.
 
     Raises:
         InputError: A file is missing or invalid, packages are missing, an output exists, or the
@@ -92,9 +102,11 @@ def export(options: ExportOptions) -> int:
     target = select_format(options.format, out)
     runtime = f"{target.runtime} {version(target.runtime)}"
     beside = out.with_name(f"{out.name}.json")
-    require_free_outputs([out, beside], overwrite=options.overwrite)
+    weights = [out.with_suffix(".bin")] if options.format == "openvino" else []
+    require_free_outputs([out, beside, *weights], overwrite=options.overwrite)
     trained = read_trained(options.checkpoint)
-    require_no_input([out, beside], trained.folder.iterdir())
+    require_no_input([out, beside, *weights], trained.folder.iterdir())
+    split = calibration_split(options, trained)
     size = as_size(trained.model.image_size)
     size = size[::-1] if options.turned else size
     images, source = check_images(trained, options.image, size=size)
@@ -103,9 +115,10 @@ def export(options: ExportOptions) -> int:
     console = make_console()
     with or_refused(out), new_folder_beside(out) as folder:
         # Under its own name, since the suffix selects the format.
-        partial = folder / out.name
-        target.write(model, partial, description)
-        run = target.load(partial, description)
+        made = folder / ("float32" if options.int8 else "") / out.name
+        made.parent.mkdir(exist_ok=True)
+        target.write(model, made, description)
+        run = target.load(made, description)
         comparison = compare_program(model, run, images, score_threshold=score_threshold)
         if comparison.differing:
             raise InputError(
@@ -113,21 +126,84 @@ def export(options: ExportOptions) -> int:
                 f"differ from the checkpoint's by more than {BOX_TOLERANCE} pixels or "
                 f"{SCORE_TOLERANCE} in score, {comparison.equal} are equal; try the other format"
             )
-        put_in_place(partial, out)
+        if split is not None:
+            description["int8"] = quantize_within(made, folder / out.name, split, size, options)
+            if description["int8"] is None:
+                return CONDITION_MET
+        if weights:
+            out.unlink(missing_ok=True)  # never beside the weights of another
+        files = [out.with_name(file.name) for file in sorted(folder.glob("*.*"))]  # .bin first
+        for file in files:
+            put_in_place(folder / file.name, file)
     write_atomically(beside, json.dumps(description, ensure_ascii=False, indent=1))
     quality = "no mAP" if description["map"] is None else f"mAP {description['map']:.3f}"
     console.print(
         f"{trained.folder}, step {description['step']}, {quality} → {out} "
-        f"({out.stat().st_size / 1e6:.0f} MB), {beside.name}",
+        f"({sum(file.stat().st_size for file in files) / 1e6:.0f} MB), {beside.name}",
         soft_wrap=True,
     )
     if size[0] != size[1]:
         other = "" if options.turned else "; --turned exports for the other orientation"
         text = f"note: takes {shown_size(size)} pixels for every picture, while predict turns them"
         print_line(console, f"{text}{other}")
-    checked = f"checked with {runtime} on {source}: {describe_comparison(comparison)}"
-    console.print(checked, soft_wrap=True)
+    print_line(console, f"checked with {runtime} on {source}: {describe_comparison(comparison)}")
     return FINISHED
+
+
+def calibration_split(options: ExportOptions, trained: Checkpoint) -> DetectionDataset | None:
+    """Return the split for --int8, None without; raise InputError for options that do not fit."""
+    if options.int8 and options.format != "openvino":
+        raise InputError("command line: --int8: needs --format openvino")
+    if options.int8:
+        return validation_split(trained, annotations=options.annotations, images=options.images)
+    if options.annotations or options.images:
+        raise InputError("command line: --annotations and --images: need --int8")
+    return None
+
+
+def quantize_within(
+    source: Path, file: Path, split: DetectionDataset, size: Size, options: ExportOptions
+) -> dict[str, float] | None:
+    """Write a float32 file in INT8; print and return the mAP before and after.
+
+    Return None if it falls by more than --max-drop. Raises InputError if it is 0 before.
+    """
+    resize, console = split.rules.resize, make_console()
+    fit = partial(fit_image, size=size, resize=resize)
+
+    def measure_map(run: program.Detector) -> float:
+        def detect(pixels: Pixels, **_: object) -> ImageDetections:
+            [found] = split_detections(run(fit(pixels)[None]))
+            shape = (pixels.shape[0], pixels.shape[1])
+            return to_original_size(
+                found, split.class_map, image_id=0, size=size, resize=resize, original_size=shape
+            )
+
+        found = detect_split_in_tiles(split, detect, console=console)
+        return coco_metric(split.annotations, found).map
+
+    before = measure_map(program.load_openvino(source, {}))
+    if not before:
+        raise InputError(
+            f"{options.out}: not written: mAP 0 in float32 cannot fall; export without --int8"
+        )
+    rows = spread_indices(len(split), CALIBRATION_IMAGES)
+    console.file = console.file  # so that it still prints where NNCF's own bars do not
+    with progress(console, "calibration, images", total=len(rows)) as advance:
+
+        def read(row: int) -> Tensor:
+            advance(rows.index(row) + 1, "")
+            return fit(decode_annotated(split.annotations, split.image_folder, row))
+
+        program.quantize(source, file, read, rows)
+    after = measure_map(program.load_openvino(file, {}, precision="int8"))
+    numbers = f"mAP {before:.4f} in float32, {after:.4f} in INT8, on {len(split)} images"
+    if before - after > options.max_drop:
+        text = f"{numbers}: falls by more than --max-drop {options.max_drop:g}"
+        print_line(console, f"FAILED: {options.out}: not written: {text}")
+        return None
+    print_line(console, f"INT8: {numbers}; calibrated on {len(rows)}")
+    return {"images": len(rows), "map_float32": before, "map_int8": after}
 
 
 class Comparison(NamedTuple):
@@ -160,7 +236,7 @@ def describe_comparison(comparison: Comparison) -> str:
 
 
 def compare_program(
-    model: RetinaNet, run: Detector, images: Tensor, *, score_threshold: float
+    model: RetinaNet, run: program.Detector, images: Tensor, *, score_threshold: float
 ) -> Comparison:
     """Compare the detections of both in images, uint8 [N, 3, H, W]; also of the first image alone.
 

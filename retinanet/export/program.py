@@ -1,10 +1,10 @@
 """The detector as one program with fixed shapes, from bytes of images to boxes.
 
 `DetectorProgram` is the model, with its constant batch norms folded into the convolutions before
-them, and its postprocessing. `FORMATS` write it as ONNX or torch.export's file, and run such a file
-as its users do. ONNX's non-maximum suppression takes scores per image and class and compares boxes
-of one class only. So boxes need no offsets per class, as they do for torchvision's operator, and
-float32, its only type, is precise enough.
+them, and its postprocessing. `FORMATS` write it as ONNX or torch.export's file, and `INTERMEDIATE`
+as OpenVINO's, and run such a file as its users do. ONNX's non-maximum suppression takes scores per
+image and class and compares boxes of one class only. So boxes need no offsets per class, as they do
+for torchvision's operator, and float32, its only type, is precise enough.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import copy
 import io
 import json
 import logging
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -217,6 +218,7 @@ class Format:
     """Write the detector of a model in evaluation mode, with its description, see `describe`."""
     load: Callable[[Path, dict[str, Any]], Detector]
     packages: tuple[str, ...] = ()  # Packages that are not in requirements.txt
+    install: str = "`make serving`"  # What installs them
 
 
 def export_program(
@@ -313,6 +315,56 @@ def load_onnx(file: Path, description: dict[str, Any]) -> Detector:
     return run
 
 
+def import_openvino() -> Any:
+    """Import OpenVINO without the package by which it and NNCF report their use to Intel."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino  # noqa: PLC0415
+
+    return openvino
+
+
+def write_openvino(model: RetinaNet, file: Path, description: dict[str, Any]) -> None:
+    """Write NAME.xml, with the description as `rt_info` below `framework`, and NAME.bin."""
+    onnx = file.with_suffix(".onnx")
+    write_onnx(model, onnx, description)
+    openvino = import_openvino()
+    # By default weights are rounded to float16.
+    openvino.save_model(openvino.Core().read_model(onnx), file, compress_to_fp16=False)
+    onnx.unlink()
+
+
+def load_openvino(
+    file: Path, description: dict[str, Any], *, precision: str = "float32"
+) -> Detector:
+    """Load .xml or .onnx for one request at a time, with torch's number of threads.
+
+    In "int8" OpenVINO chooses the precision of what is not quantized.
+    """
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    if precision != "int8":
+        settings["INFERENCE_PRECISION_HINT"] = {"bf16": "bf16", "float32": "f32"}[precision]
+    compiled = import_openvino().Core().compile_model(file, "CPU", settings)
+
+    def run(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = compiled({"images": images.numpy()})
+        boxes, scores, labels = (torch.from_numpy(outputs[name]) for name in OUTPUTS)
+        return boxes, scores, labels
+
+    return run
+
+
+def quantize(source: Path, file: Path, read: Callable[[int], Tensor], rows: Sequence[int]) -> None:
+    """Write .xml or .onnx as .xml in INT8, calibrated on images uint8 [3, H, W] of `read`."""
+    openvino = import_openvino()
+    with quiet():
+        import nncf  # noqa: PLC0415
+
+        # It recognizes post-processing by top-k and suppression, and leaves it in floats.
+        images = nncf.Dataset(rows, lambda row: {"images": read(row)[None].numpy()})
+        network = nncf.quantize(openvino.Core().read_model(source), images, subset_size=len(rows))
+    openvino.save_model(network, file, compress_to_fp16=False)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Suppress warnings, log lines and prints of libraries, such as the exporters' deprecations."""
@@ -376,3 +428,15 @@ FORMATS = {
     ".pt2": Format("torch", describe=describe_checkpoint, write=write_torch, load=load_torch),
 }
 """The formats of a program, by the extension of the file."""
+
+INTERMEDIATE = {
+    ".xml": Format(
+        "openvino",
+        describe=describe_checkpoint,
+        write=write_openvino,
+        load=load_openvino,
+        packages=("onnx", "onnxscript", "openvino", "nncf"),
+        install="`make openvino`",
+    )
+}
+"""OpenVINO's format (intermediate representation), by the extension of the file."""

@@ -150,6 +150,7 @@ PARSED = {
     r"retinanet profile layers .*": "tests/profiling/layers",
     r"retinanet profile bench (?!log|metric|index).*": "tests/profiling/bench",
     r"retinanet profile ablate run.*": "tests/profiling/ablate",
+    r"retinanet export .* --format openvino .*": "tests/retinanet/export/test_openvino.py",
     r"python -m tests\.torture .*": "tests/test_torture.py",
 }
 """Commands that tests run in small."""

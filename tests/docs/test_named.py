@@ -128,7 +128,7 @@ def test_named_options_exist(tmp_path: Path) -> None:
         (page, option)
         for page, text in PAGES.items()
         for code in inline_code(text)
-        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
+        for option in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", code)
         if code.startswith("--")
     }
     assert [pair for pair in sorted(named) if pair[1] not in ours | others] == []

@@ -1,7 +1,8 @@
 """Recipes of `bench predict`: from pictures in memory to boxes, by several programs.
 
-`prediction_files` writes what all contestants share: a detector as a checkpoint and as ONNX, and
-what it finds in float32. `prediction` compares a contestant's boxes with those before it is timed.
+`prediction_files` writes what all contestants share: a detector as a checkpoint, as ONNX and in
+INT8, and what it finds in float32. `prediction` compares a contestant's boxes with those before it
+is timed.
 Every contestant gets the same pictures at the size of the network, uint8 RGB [N, 3, S, S], and
 returns boxes: conversion to floats, normalization, network, threshold and non-maximum suppression
 are timed; reading, decoding, resizing and drawing are not.
@@ -9,9 +10,8 @@ are timed; reading, decoding, resizing and drawing are not.
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,7 +28,13 @@ from retinanet.detector import Detector
 from retinanet.engine.engines import autocast, torch_forward
 from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch
 from retinanet.export.command import compare, split_detections
-from retinanet.export.program import OUTPUTS, describe_checkpoint, load_onnx, write_onnx
+from retinanet.export.program import (
+    describe_checkpoint,
+    load_onnx,
+    load_openvino,
+    quantize,
+    write_onnx,
+)
 from retinanet.model.postprocess import Detections
 from retinanet.training.checkpoint import Contents, copies, read_checkpoint, write_checkpoint
 from retinanet.training.convert import converted_state
@@ -38,9 +44,10 @@ Predict: TypeAlias = Callable[[Tensor], list[Detections]]
 """From uint8 images [N, 3, S, S] to the detections in each."""
 
 CHECKPOINT, ONNX, EXPECTED = "checkpoint", "detector.onnx", "expected.safetensors"
+INT8, CALIBRATION = "int8.xml", 8  # pictures: it is timed here, and its mAP not judged
 SAME_IOU, SAME_SCORE = 0.5, 0.05
 """How near a box in BF16 has to be: torchvision decodes boxes in BF16, to 4 pixels of 800."""
-LEAST_AGREEMENT = {"float32": 0.98, "bf16": 0.5}
+LEAST_AGREEMENT = {"float32": 0.98, "bf16": 0.5, "int8": 0.5}
 """Share of the expected boxes that a contestant which computes the same detector finds."""
 
 
@@ -51,8 +58,10 @@ def make_pictures(workload: Workload) -> Tensor:
     return torch.cat([batch.images for batch in batches]).contiguous()
 
 
-def prepare_prediction_files(workload: Workload, *, folder: str, onnx: bool) -> Prepared:
-    """Write a detector that finds boxes in the first picture, and those; `onnx`: its ONNX too."""
+def prepare_prediction_files(
+    workload: Workload, *, folder: str, onnx: bool, int8: bool = False
+) -> Prepared:
+    """Write a detector, what it finds in the first picture, and, if asked, its ONNX and INT8."""
     picture = make_pictures(replace(workload, images=1))
     weights = make_detecting_weights(replace(workload, images=1), normalize(picture))
     numbers = range(workload.classes)
@@ -68,6 +77,10 @@ def prepare_prediction_files(workload: Workload, *, folder: str, onnx: bool) -> 
             checkpoint, size=(workload.image_size,) * 2, score_threshold=SCORE_THRESHOLD
         )
         write_onnx(model, Path(folder, ONNX), description)
+    if int8:
+        pictures = make_pictures(replace(workload, images=CALIBRATION))
+        files = Path(folder, ONNX), Path(folder, INT8)
+        quantize(*files, pictures.__getitem__, range(CALIBRATION))
     return Prepared(lambda: None)
 
 
@@ -100,7 +113,7 @@ def prepare_prediction(
 def agreement(expected: Detections, found: Detections, *, precision: str) -> float:
     """Return the share of expected detections that were found, in one image.
 
-    In float32 they are equal to the tolerances of `retinanet export`, in BF16 to `SAME_IOU` and
+    In float32 they are equal to the tolerances of `retinanet export`, else to `SAME_IOU` and
     `SAME_SCORE`.
     """
     if precision == "float32":
@@ -149,20 +162,9 @@ def onnxruntimes(folder: Path, workload: Workload, precision: str) -> Predict:
 
 def openvinos(folder: Path, workload: Workload, precision: str) -> Predict:
     """Return OpenVINO on our export: one request at a time, on torch's number of threads."""
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "float32": "f32"}[precision],
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-    }
-    core: Any = import_module("openvino").Core()
-    compiled = core.compile_model(folder / ONNX, "CPU", settings)
-
-    def predict(images: Tensor) -> list[Detections]:
-        outputs = compiled({"images": images.numpy()})
-        boxes, scores, labels = (torch.from_numpy(outputs[name]) for name in OUTPUTS)
-        return split_detections((boxes, scores, labels))
-
-    return predict
+    file = folder / (INT8 if precision == "int8" else ONNX)
+    run = load_openvino(file, {}, precision=precision)
+    return lambda images: split_detections(run(images))
 
 
 PROGRAMS: dict[str, Callable[[Path, Workload, str], Predict]] = {

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -308,6 +309,18 @@ def test_programs_predict_the_same_boxes(
     prepared = predict.prepare_prediction(TINY, program=program, precision=precision, folder=files)
     assert prepared.facts["images"] == TINY.images and prepared.facts["agreement"] >= least
     assert prepared.run()["boxes"] > 20
+
+
+@pytest.mark.openvino
+@pytest.mark.slow
+def test_openvino_predicts_the_same_boxes(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    predict.prepare_prediction_files(TINY, folder=folder, onnx=True, int8=True)
+    for precision, least in {"float32": 1.0, "bf16": 0.9, "int8": 0.5}.items():
+        prepared = predict.prepare_prediction(
+            TINY, program="openvino", precision=precision, folder=folder
+        )
+        assert prepared.facts["agreement"] >= least and prepared.run()["boxes"] > 20
 
 
 @pytest.mark.slow
