@@ -51,8 +51,8 @@ def assert_equal_detections(model: RetinaNet, images: Tensor, file: Path) -> int
     assert sum(part.at_the_edge for part in parts) <= 0.01 * equal
     assert max(part.score_difference for part in parts) < 1e-4
     # float32 has 24 bits: rounding alone is some 1e-4 pixels in coordinates of hundreds of pixels.
-    # Group norms divide by a deviation that is rounded too.
-    limit = 5e-4 if model.variant.norm_groups else 1e-4
+    # Group norms divide by a deviation that is rounded too, and deep bodies round more often.
+    limit = 5e-4 if model.variant.norm_groups else 2e-4
     assert max(part.box_difference for part in parts) < max(limit, 2e-6 * images.shape[-1])
     return equal
 
@@ -122,8 +122,9 @@ def test_file_loads_strictly_with_both_kinds_of_norms_and_is_converted_back(
     done = run_here(main, "convert", *converting, "--image-size", "64")
     assert (done.returncode, done.stderr) == (0, "")
     converted = read_checkpoint(again).tensors("model.safetensors")
-    assert converted.keys() == weights.keys()
-    assert all(torch.equal(converted[name], tensor) for name, tensor in weights.items())
+    # A converted detector's norms are frozen, which count no batches.
+    assert converted.keys() == set(names)
+    assert all(torch.equal(converted[name], weights[name]) for name in names)
 
 
 def test_name_must_fit_the_format(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
