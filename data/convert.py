@@ -50,9 +50,10 @@ they are skipped.
   voc   a folder with Annotations/, or with XML files beside the images
   coco  a JSON file, or a folder with one for each split, wherever the images are
 
-Without --from, an index is made: columns that are memory-mapped instead of parsed. Training creates
-the index of its JSON file at its first start. This command creates it beforehand, and creates
-MLPerf's JSON file from OpenImages' CSV files.
+Without --from, SOURCE is COCO-format JSON, a folder with COCO's or MLPerf's tree, or OpenImages'
+CSV of boxes, and an index is made: columns that are memory-mapped instead of parsed. Training
+creates the index of its JSON file at its first start. This command creates it beforehand, and
+creates MLPerf's JSON file from OpenImages' CSV files.
 
   retinanet data convert /data/coco                     both splits of a data set's folder
   retinanet data convert labels.json                    index in labels.json.index/

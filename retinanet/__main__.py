@@ -23,6 +23,10 @@ CHAPTERS = {
         ),
     },
     "training": {
+        "learn": (
+            "retinanet.learn_command:add_learn",
+            "from a folder of photos and labels to a detector and a page about it",
+        ),
         "train": ("retinanet.config_file:add_train", "train a detector, or only check a run"),
         "launch": (
             "launch.__main__:COMMANDS",
@@ -64,6 +68,7 @@ COMMANDS = {name: entry for chapter in CHAPTERS.values() for name, entry in chap
 
 EXAMPLES = """\
 examples:
+  retinanet learn my-photos --hours 2                        # photos and labels of your own
   retinanet train                                            # synthetic data, minutes
   retinanet train --config coco.yaml data.root=/data/coco    # COCO 2017
   retinanet predict --checkpoint runs/demo photo.jpg

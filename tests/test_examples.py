@@ -25,14 +25,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "docs" / "examples"
 
 
-@pytest.mark.parametrize(
-    ("page", "example"),
-    [("tutorial.md", "my-photos.yaml"), ("worked-example.md", "float32-logits.patch")],
-)
-def test_page_shows_the_example_verbatim(page: str, example: str) -> None:
-    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+def test_page_shows_the_example_verbatim() -> None:
+    text = (REPOSITORY / "docs" / "worked-example.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert (EXAMPLES / example).read_text(encoding="utf-8") in blocks
+    assert (EXAMPLES / "float32-logits.patch").read_text(encoding="utf-8") in blocks
 
 
 @pytest.mark.parametrize("example", ["my-photos.yaml", "photos/photos.yaml", "profiled.yaml"])

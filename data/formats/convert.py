@@ -256,13 +256,17 @@ model:
 
 def write_configuration(file: Path, written: Mapping[str, Split]) -> None:
     """Write the configuration of a run on both splits, which works in any folder."""
-    paths = [
+    text = CONFIGURATION.format(file=shlex.quote(str(file)), paths=format_paths(written))
+    write_atomically(file, text)
+
+
+def format_paths(written: Mapping[str, Split]) -> str:
+    """Return the lines of the section `data` that name the files of both splits."""
+    return "\n".join(
         f"  {name}_{field}: {json.dumps(str(path.absolute()))}"
         for name in SPLITS
         for field, path in written[name]._asdict().items()
-    ]
-    text = CONFIGURATION.format(file=shlex.quote(str(file)), paths="\n".join(paths))
-    write_atomically(file, text)
+    )
 
 
 def print_next(console: Console, written: Mapping[str, Split], *, out: Path) -> None:

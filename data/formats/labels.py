@@ -81,8 +81,7 @@ class LabelOptions:
     """Which labels are read, and what is done with those that cannot be used."""
 
     source: Path = argument(
-        "data set, see above; without --from COCO-format JSON, a folder with COCO's or MLPerf's "
-        "tree, or OpenImages' CSV of boxes",
+        "data set, see above",
         metavar="SOURCE",
     )
     images: Path | None = option(
@@ -91,12 +90,9 @@ class LabelOptions:
         metavar="DIR",
     )
     skip_missing_images: bool = flag("skip labelled images that do not exist instead of stopping")
-    skip_bad_labels: bool = flag(
-        "with --from: leave out faulty labels, which are printed, instead of stopping"
-    )
+    skip_bad_labels: bool = flag("leave out faulty labels, which are printed, instead of stopping")
     allow_outside: bool = flag(
-        "with --from: also take files outside of the data set's folder, to which its links or "
-        "data.yaml lead"
+        "also take files outside of the data set's folder, to which its links or data.yaml lead"
     )
 
     def reach(self, *named_by_user: Path) -> Reach:

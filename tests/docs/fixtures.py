@@ -197,6 +197,10 @@ def make_own_photos(part: Path, made: Path) -> None:
     copy(work / name / part.name, part)
 
 
+def make_shapes(path: Path, _: Path) -> None:
+    run_ours(f"data scenes --out {path.name} --images 10", path.parent)
+
+
 def make_new_photos(path: Path, _: Path) -> None:
     run_ours(f"data scenes --out {path.name} --images 3 --seed 7", path.parent)
 
@@ -397,6 +401,7 @@ FIXTURES: dict[str, Make] = {
     "oidv6-train-annotations-bbox.csv": write_table,
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
+    "shapes": make_shapes,
     "new-photos": make_new_photos,
     "more-photos": make_new_photos,
     "coco128": make_coco128,
@@ -416,6 +421,7 @@ FIXTURES: dict[str, Make] = {
     "peaks.json": write_peaks,
     "replay/replay.json": partial(replay_log, run="runs/demo"),
     "runs/demo": train_demo,
+    "runs/shapes/detector": copy_fixture("runs/demo"),
     "runs/coco": train_one_step,
     "runs/openimages": train_one_step,
     "runs/my-photos": train_on_own_photos,

@@ -268,6 +268,20 @@ RULES = (
         why="it needs a full disk: tests/test_train_disk.py",
     ),
     # the tutorial
+    bash(
+        r"retinanet learn \S+ --hours \S+",
+        instead=((r"my-photos", "shapes"), (r"--hours \S+", "--hours 1e-5")),
+        writes=("runs/shapes/my-photos.yaml", "runs/shapes/detector/report.html"),
+        prints=("random numbers", "finished after 1 step"),
+        unlike=("With one threshold",),
+    ),
+    run(
+        r"retinanet train --config runs/shapes/my-photos\.yaml .*",
+        TINY,
+        instead=((r"runs/shapes", "docs/examples"),),
+        needs=(*OWN_PHOTOS, "runs/demo"),
+        prints=("finished after 2 steps",),
+    ),
     bash(r"cp docs/examples/my-photos\.yaml my-photos\.yaml", writes=("my-photos.yaml",)),
     run(
         r"retinanet train --config my-photos\.yaml --check",
