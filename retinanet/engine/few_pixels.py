@@ -147,7 +147,8 @@ def _call(
     written: Sequence[Tensor],
 ) -> None:
     """Call a function that reads all maps and arguments which it does not write."""
-    outputs, inputs, kernel, _ = weight.shape
+    pixels, (outputs, inputs, kernel, _) = count_pixels(maps.results), weight.shape
+    assert pixels <= MOST_PIXELS or function != "few_pixels_weights"
     shape, threads = _shape_record(outputs, inputs, kernel, stride), torch.get_num_threads()
     levels = b"".join(
         _maps_record(
@@ -155,7 +156,7 @@ def _call(
         )
         for source, result, term, gate in zip_longest(*maps)
     )
-    scratch = scratch_bytes(_count_bytes(shape, count_pixels(maps.results), threads))
+    scratch = scratch_bytes(_count_bytes(shape, pixels, threads))
     tensors = (value for value in (*chain(*maps), *arguments) if isinstance(value, Tensor))
     FEW_PIXELS.call(
         function, levels, len(maps.sources), shape, *arguments, scratch, threads,

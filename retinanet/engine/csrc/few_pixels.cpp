@@ -288,14 +288,14 @@ WITH_BF16 static void write_gradient(
 
 extern "C" {
 
-// Bytes of scratch memory that each of the functions needs, for all threads together; `results`: pixels of them.
+// Bytes of scratch memory that each of the functions needs, for all threads together; `results`: pixels of them, or of
+// gradients.
 int64_t few_pixels_bytes(const Shape* shape, int64_t results, int32_t threads) {
     const InputPlan plan(*shape, results, threads);
     const int64_t of_outputs = PANEL_COLUMNS * shape->row() * 2 + results * COLUMNS * 4;
     const int64_t of_inputs = plan.panel_values * 2 + plan.sum_values * 4;
-    const int64_t of_weights = shape->row() / PANEL_COLUMNS * PANEL_VALUES * 2;
-    const int64_t of_gradients = divided_up(shape->outputs, PANEL_COLUMNS) * PANEL_VALUES * 2;
-    return rounded_up(of_gradients, LINE) + threads * rounded_up(std::max({of_outputs, of_inputs, of_weights}), LINE);
+    const int64_t of_weights = (divided_up(shape->outputs, PANEL_COLUMNS) + shape->row() / PANEL_COLUMNS) * PANEL_VALUES * 2;
+    return std::max(threads * rounded_up(std::max(of_outputs, of_inputs), LINE), of_weights);
 }
 
 // Outputs of all levels: convolutions times `scale` plus `bias`, each [outputs] or none.
@@ -374,7 +374,7 @@ WITH_BF16 void few_pixels_weights(
 #pragma omp for schedule(static)
         for (int64_t begin = 0; begin < columns; begin += part) {
             const int64_t end = std::min(begin + part, columns);
-            Bfloat16* panels = of_gradients + rounded_up(shared, 32) + begin * PANEL_VALUES;
+            Bfloat16* panels = of_gradients + shared + begin * PANEL_VALUES;
             for (int64_t column = begin; column < end; column++) {
                 const Bfloat16* of_tap[SUMMED];
                 for (int64_t pixel = 0; pixel < pixels; pixel++) of_tap[pixel] = sources[pixel * taps + column / blocks];
