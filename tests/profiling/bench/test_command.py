@@ -181,11 +181,13 @@ def test_real_steps_of_ours_and_of_torchvision(
         assert len(variant["runs_s"]) == len(variant["page_faults_of_runs"]) == 2
         assert variant["peak_rss_mb"] >= variant["rss_mb"] > 100
         assert 0 < variant["onednn_share"] <= variant["convolving_share"] < 1
-        assert "convolution backward_weights" in variant["onednn_s"]
+        assert any(primitive.startswith("convolution") for primitive in variant["onednn_s"])
         by_phase = variant["gigabytes_moved_by_phase"]
         assert {"forward", "loss", "backward", "optimizer"} <= by_phase.keys()
         assert sum(by_phase.values()) == pytest.approx(variant["gigabytes_moved"])
-        assert "aten::convolution_backward" in {row["operator"] for row in variant["bytes_moved"]}
+        assert variant["bytes_moved"]
+    operators = {row["operator"] for row in theirs["bytes_moved"]}
+    assert "aten::convolution_backward" in operators
     assert ours["gigabytes_moved"] < theirs["gigabytes_moved"]
     has_own_kernels = choose_winograd("auto") or best_tiles() is Tiles.AMX
     assert (ours["convolving_share"] > ours["onednn_share"]) == has_own_kernels

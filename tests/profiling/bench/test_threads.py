@@ -156,7 +156,7 @@ def test_real_steps_on_one_and_two_cores(
         assert step["gflop_per_s"] == pytest.approx(6.6 / step["median_s"], rel=0.5)
     kernels = {row["kernel"]: row for row in content["kernels"]["torch"]}
     assert kernels["masked_sum (ours)"]["ms_1"] > 0
-    assert kernels["convolution backward_weights"]["ms_2"] > 0
+    assert kernels["convolution forward_inference"]["ms_2"] > 0  # of frozen layers
     # The same weights and images, whatever the number of threads.
     losses = [
         contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
