@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,31 @@ def random_maps(*shape: int, seed: int = 0) -> Tensor:
     inside = memory[2048 : 2048 + size]
     inside.copy_(torch.randn(size, generator=torch.Generator().manual_seed(seed)))
     return inside.view(images, height, width, channels).permute(0, 3, 1, 2)
+
+
+class Case(NamedTuple):
+    """A convolution of some levels, for kernels of any kind."""
+
+    images: int
+    inputs: int
+    outputs: int
+    sizes: list[tuple[int, int]]
+    threads: int = 2
+    kernel: int = 3
+    stride: int = 1
+
+    def inputs_of_levels(self, seed: int = 0) -> list[Tensor]:
+        return [random_maps(self.images, self.inputs, *size, seed=seed) for size in self.sizes]
+
+    def outputs_of_levels(self, seed: int = 1) -> list[Tensor]:
+        sizes = [(-(-h // self.stride), -(-w // self.stride)) for h, w in self.sizes]
+        return [random_maps(self.images, self.outputs, *size, seed=seed) for size in sizes]
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        shape = (self.outputs, self.inputs, self.kernel, self.kernel)
+        weight = torch.randn(shape, generator=generator).bfloat16()
+        return weight, torch.randn(self.outputs, generator=generator)
 
 
 def distance(value: Tensor, reference: Tensor) -> float:

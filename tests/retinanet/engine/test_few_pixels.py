@@ -1,7 +1,5 @@
 """Dense convolutions and their gradients for maps of few pixels, against torch's in float64."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from retinanet.engine.kernels import ConvParams, Kernel, Machine, kernels_for
 from retinanet.engine.tile_convolution import Tiles, best_tiles
 from tests.retinanet.engine.kernels import (
     NAN,
+    Case,
     assert_close_sums,
     assert_equal,
     assert_rounded,
@@ -32,33 +31,12 @@ pytestmark = [
 ]
 
 
-class Case(NamedTuple):
-    """A convolution of some levels."""
-
-    images: int
-    inputs: int
-    outputs: int
-    sizes: list[tuple[int, int]]
-    kernel: int = 3
-    stride: int = 1
-    threads: int = 2
-
-    def levels(self) -> list[Tensor]:
-        return [random_maps(self.images, self.inputs, *size) for size in self.sizes]
-
-    def gradients(self) -> list[Tensor]:
-        sizes = [(-(-h // self.stride), -(-w // self.stride)) for h, w in self.sizes]
-        return [random_maps(self.images, self.outputs, *size, seed=1) for size in sizes]
-
-    def weight(self) -> tuple[ScaledWeight, Tensor]:
-        """Return the weight, and what it is as a product rounded to BF16, in float64."""
-        generator = torch.Generator().manual_seed(2)
-        values = torch.randn(
-            (self.outputs, self.inputs, self.kernel, self.kernel), generator=generator
-        )
-        scale = torch.rand(self.outputs, generator=generator) + 0.5
-        rounded = (values * scale.view(-1, 1, 1, 1)).bfloat16().double()
-        return ScaledWeight(values.to(memory_format=torch.channels_last), scale), rounded
+def scaled_weight(case: Case) -> tuple[ScaledWeight, Tensor]:
+    """Return the weight, and what it is as a product rounded to BF16, in float64."""
+    scale = torch.rand(case.outputs, generator=torch.Generator().manual_seed(3)) + 0.5
+    values = case.weight_and_bias()[0].float().to(memory_format=torch.channels_last) * 1.001
+    rounded = (values * scale.view(-1, 1, 1, 1)).bfloat16().double()
+    return ScaledWeight(values, scale), rounded
 
 
 CASES = {
@@ -79,8 +57,8 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @every_case
 def test_outputs_and_input_gradients(case: Case, fused: bool) -> None:
     torch.set_num_threads(case.threads)
-    (weight, rounded), bias = case.weight(), torch.linspace(-1, 1, case.outputs)
-    levels, gradients, padding = case.levels(), case.gradients(), case.kernel // 2
+    (weight, rounded), bias = scaled_weight(case), torch.linspace(-1, 1, case.outputs)
+    levels, gradients, padding = case.inputs_of_levels(), case.outputs_of_levels(), case.kernel // 2
     is_single = fused and len(levels) == 1
     results = few_pixels_outputs(
         levels, weight, bias,
@@ -106,8 +84,12 @@ def test_outputs_and_input_gradients(case: Case, fused: bool) -> None:
 @every_case
 def test_weight_and_bias_gradients(case: Case) -> None:
     torch.set_num_threads(case.threads)
-    weight, rounded = case.weight()
-    levels, gradients, factors = case.levels(), case.gradients(), rounded.requires_grad_()
+    weight, rounded = scaled_weight(case)
+    levels, gradients, factors = (
+        case.inputs_of_levels(),
+        case.outputs_of_levels(),
+        rounded.requires_grad_(),
+    )
     bias = torch.zeros(case.outputs, dtype=torch.float64, requires_grad=True)
     outputs = [
         F.conv2d(level.double(), factors, bias, case.stride, case.kernel // 2) for level in levels
@@ -123,13 +105,13 @@ def test_weight_and_bias_gradients(case: Case) -> None:
 
 @every_case
 def test_threads_layout_and_repetition_change_nothing(case: Case) -> None:
-    weight, _ = case.weight()
+    weight, _ = scaled_weight(case)
     results = []
     for threads, layout in ((1, torch.channels_last), (2, torch.contiguous_format), (5, None)):
         torch.set_num_threads(threads)
         levels, gradients = (
             [maps.contiguous(memory_format=layout) if layout else maps for maps in group]
-            for group in (case.levels(), case.gradients())
+            for group in (case.inputs_of_levels(), case.outputs_of_levels())
         )
         results.append([
             *few_pixels_outputs(levels, weight, None, stride=case.stride),

@@ -1,7 +1,7 @@
 """Dense convolutions and their gradients by tiles, against torch's in float64."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -22,38 +22,13 @@ from retinanet.engine.tile_convolution import (
 )
 from tests.retinanet.engine.kernels import (
     NAN,
+    Case,
     assert_close_sums,
     assert_equal,
     assert_rounded,
     new_memory,
     random_maps,
 )
-
-
-class Case(NamedTuple):
-    """Convolutions of some levels."""
-
-    images: int
-    inputs: int
-    outputs: int
-    sizes: list[tuple[int, int]]
-    threads: int = 2
-    kernel: int = 3
-    stride: int = 1
-
-    def inputs_of_levels(self, seed: int = 0) -> list[Tensor]:
-        return [random_maps(self.images, self.inputs, *size, seed=seed) for size in self.sizes]
-
-    def outputs_of_levels(self, seed: int = 1) -> list[Tensor]:
-        sizes = [(-(-h // self.stride), -(-w // self.stride)) for h, w in self.sizes]
-        return [random_maps(self.images, self.outputs, *size, seed=seed) for size in sizes]
-
-    def weight_and_bias(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(2)
-        shape = (self.outputs, self.inputs, self.kernel, self.kernel)
-        weight = torch.randn(shape, generator=generator).bfloat16()
-        return weight, torch.randn(self.outputs, generator=generator)
-
 
 DENSE = {
     "several levels": Case(2, 64, 32, [(12, 10), (6, 5), (3, 3)]),
