@@ -156,7 +156,8 @@ def test_real_steps_on_one_and_two_cores(
         assert step["gflop_per_s"] == pytest.approx(6.6 / step["median_s"], rel=0.5)
     kernels = {row["kernel"]: row for row in content["kernels"]["torch"]}
     assert kernels["masked_sum (ours)"]["ms_1"] > 0
-    assert kernels["convolution forward_inference"]["ms_2"] > 0  # of frozen layers
+    # oneDNN's, of frozen layers at least.
+    assert any(row["ms_2"] for name, row in kernels.items() if "convolution forward" in name)
     # The same weights and images, whatever the number of threads.
     losses = [
         contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
