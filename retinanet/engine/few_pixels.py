@@ -111,6 +111,7 @@ def few_pixels_weight_gradient(
     stride: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of `weight.values` and of the bias [O], float32, summed over levels."""
+    assert count_pixels(gradients) <= MOST_PIXELS
     maps = _Maps(
         [channels_last(level) for level in levels], [channels_last(maps) for maps in gradients]
     )
@@ -148,7 +149,6 @@ def _call(
 ) -> None:
     """Call a function that reads all maps and arguments which it does not write."""
     pixels, (outputs, inputs, kernel, _) = count_pixels(maps.results), weight.shape
-    assert pixels <= MOST_PIXELS or function != "few_pixels_weights"
     shape, threads = _shape_record(outputs, inputs, kernel, stride), torch.get_num_threads()
     levels = b"".join(
         _maps_record(
