@@ -185,9 +185,11 @@ def test_real_steps_of_ours_and_of_torchvision(
         by_phase = variant["gigabytes_moved_by_phase"]
         assert {"forward", "loss", "backward", "optimizer"} <= by_phase.keys()
         assert sum(by_phase.values()) == pytest.approx(variant["gigabytes_moved"])
-        assert variant["bytes_moved"]
-    operators = {row["operator"] for row in theirs["bytes_moved"]}
-    assert "aten::convolution_backward" in operators
+        # For maps this small ours may leave only frozen layers to oneDNN.
+        if variant is theirs or best_tiles() is not Tiles.VECTORS:
+            operators = {row["operator"] for row in variant["bytes_moved"]}
+            assert "convolution backward_weights" in variant["onednn_s"]
+            assert "aten::convolution_backward" in operators
     assert ours["gigabytes_moved"] < theirs["gigabytes_moved"]
     has_own_kernels = choose_winograd("auto") or best_tiles() is Tiles.AMX
     assert (ours["convolving_share"] > ours["onednn_share"]) == has_own_kernels

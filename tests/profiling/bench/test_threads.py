@@ -13,6 +13,7 @@ from profiling.bench import results, threads
 from profiling.bench.physical_cores import Cores
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import WorkerPool
+from retinanet.engine.tile_convolution import Tiles, best_tiles
 from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import RunHere, error_line
 
@@ -156,8 +157,9 @@ def test_real_steps_on_one_and_two_cores(
         assert step["gflop_per_s"] == pytest.approx(6.6 / step["median_s"], rel=0.5)
     kernels = {row["kernel"]: row for row in content["kernels"]["torch"]}
     assert kernels["masked_sum (ours)"]["ms_1"] > 0
-    # oneDNN's, of frozen layers at least.
-    assert any(row["ms_2"] for name, row in kernels.items() if "convolution forward" in name)
+    # For maps this small ours may leave only frozen layers to oneDNN.
+    few = best_tiles() is Tiles.VECTORS
+    assert kernels[f"convolution {'forward_inference' if few else 'backward_weights'}"]["ms_2"] > 0
     # The same weights and images, whatever the number of threads.
     losses = [
         contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
