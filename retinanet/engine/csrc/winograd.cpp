@@ -18,13 +18,14 @@ constexpr int POSITIONS = 16;
 // Rows of a register tile: 12 rows × 2 vectors of sums, 2 vectors of the panel and one broadcast pair are 27
 // of the 32 vector registers. A prefetch in the loop would push sums out of them, at half the speed.
 constexpr int ROWS = 12;
-constexpr int64_t TILES = 84;        // taken through all channels at once, a multiple of ROWS; 48 was slower
+constexpr int64_t TILES = 108;       // taken through all channels at once, a multiple of ROWS; 48 and 84 were slower
 constexpr int64_t SUM_BLOCK = 256;   // input channels transformed at once
-constexpr int64_t NARROW = 64;       // output channels at once, where the sum has one block
+constexpr int64_t NARROW = 128;      // output channels at once, where the sum has one block
 constexpr int64_t WIDE = 256;        // the same where it has several
 // The time that the transform of an input takes, in that of products for so many outputs.
-constexpr int64_t TRANSFORM = 32;
-constexpr int64_t GRADIENT_TILES = SUMMED;  // taken through all channels of a weight gradient at once
+constexpr int64_t TRANSFORM = 16;
+constexpr int64_t AHEAD = 4;                // tiles that are fetched before they are read or written
+constexpr int64_t GRADIENT_TILES = 160;     // taken through all channels of a weight gradient at once; SUMMED at most
 constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradient at once, at most
 
 struct Tile {
@@ -58,6 +59,11 @@ static Tile next_tile(Tile tile) {
     return {tile.level + 1, 0, 0, 0};
 }
 
+static Tile next_tile(Tile tile, int64_t count) {
+    while (count-- > 0) tile = next_tile(tile);
+    return tile;
+}
+
 WITH_BF16 static inline __m256i rounded(__m512 values) {
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }
@@ -67,7 +73,7 @@ WITH_BF16 static inline __m256i rounded(__m512 values) {
 struct Pixel {
     const Bfloat16* values;
     const Bfloat16* gate;
-    __mmask16 inside;
+    __mmask32 inside;
 };
 
 static inline Pixel find_pixel(
@@ -75,14 +81,30 @@ static inline Pixel find_pixel(
     const int64_t y = tile.y + row, x = tile.x + column, height = tile.level->height, width = tile.level->width;
     if (y < 0 || y >= height || x < 0 || x >= width) return {map, nullptr, 0};
     const int64_t place = ((tile.image * height + y) * width + x) * channels;
-    return {map + place, gate ? gate + place : nullptr, 0xffff};
+    return {map + place, gate ? gate + place : nullptr, 0xffffffff};
 }
 
-// 16 values of a pixel, zero outside of the map and where the gate is closed.
-WITH_BF16 static inline __m512 load(const Pixel& pixel, int64_t channel, __mmask16 lanes) {
+// 32 values of a pixel, zero outside of the map and where the gate is closed.
+WITH_BF16 static inline __m512i load(const Pixel& pixel, int64_t channel, __mmask32 lanes) {
     lanes &= pixel.inside;
-    if (pixel.gate) lanes &= open_lanes(_mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, pixel.gate + channel)));
-    return widened(_mm256_maskz_loadu_epi16(lanes, pixel.values + channel));
+    if (pixel.gate) lanes &= open_lanes(_mm512_maskz_loadu_epi16(lanes, pixel.gate + channel));
+    return _mm512_maskz_loadu_epi16(lanes, pixel.values + channel);
+}
+
+// Prefetches channels of a pixel, which come from memory or the level-3 cache. Inlined, since a call writes
+// out the vector registers: convolutions took 5 % longer.
+WITH_BF16 static inline __attribute__((always_inline)) void fetch(const Pixel& pixel, int64_t channel, int64_t count) {
+    if (!pixel.inside) return;
+    for (int64_t end = channel + count; channel < end; channel += 32) {
+        _mm_prefetch(reinterpret_cast<const char*>(pixel.values + channel), _MM_HINT_T0);
+        if (pixel.gate) _mm_prefetch(reinterpret_cast<const char*>(pixel.gate + channel), _MM_HINT_T0);
+    }
+}
+
+// Every second of 32 values, from the first one on or the second.
+template <int parity>
+WITH_BF16 static inline __m512 widened(__m512i values) {
+    return _mm512_castsi512_ps(parity ? _mm512_and_si512(values, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(values, 16));
 }
 
 // Row `place` of Bᵀ d takes these two rows of d.
@@ -94,16 +116,16 @@ static inline void find_input_row(const Tile& tile, const Bfloat16* gate, int64_
     }
 }
 
-WITH_BF16 static inline void load_row(const Pixel* pixels, int64_t channel, __mmask16 lanes, __m512* d) {
-    for (int column = 0; column < 4; column++) d[column] = load(pixels[column], channel, lanes);
+WITH_BF16 static inline void load_row(const Pixel* pixels, int columns, int64_t channel, __mmask32 lanes, __m512i* d) {
+    for (int column = 0; column < columns; column++) d[column] = load(pixels[column], channel, lanes);
 }
 
-// Row `place` of Bᵀ d, times B, of 16 channels; of d [4][4] only the two rows that it takes are read.
-template <int place>
-WITH_BF16 static inline void transform_input_row(const __m512 (*d)[4], __m512* v) {
+// Row `place` of Bᵀ d, times B, of every second channel; of d [4][4] only the two rows that it takes are read.
+template <int place, int parity>
+WITH_BF16 static inline void transform_input_row(const __m512i (*d)[4], __m512* v) {
     __m512 row[4];
     for (int column = 0; column < 4; column++) {
-        const __m512 first = d[FIRST_ROW[place]][column], second = d[SECOND_ROW[place]][column];
+        const __m512 first = widened<parity>(d[FIRST_ROW[place]][column]), second = widened<parity>(d[SECOND_ROW[place]][column]);
         row[column] = place == 1 ? _mm512_add_ps(first, second) : _mm512_sub_ps(first, second);
     }
     v[0] = _mm512_sub_ps(row[0], row[2]);
@@ -112,15 +134,14 @@ WITH_BF16 static inline void transform_input_row(const __m512 (*d)[4], __m512* v
     v[3] = _mm512_sub_ps(row[1], row[3]);
 }
 
-// Row `place` of A dY, times Aᵀ, of 16 channels; the first [2][2] of `pixels` are those of dY.
-template <int place>
-WITH_BF16 static inline void transform_gradient_row(
-    const Pixel (*pixels)[4], int64_t channel, __mmask16 lanes, __m512* z) {
+// Row `place` of A dY, times Aᵀ, of every second channel; the first [2][2] of `pixels` are those of dY.
+template <int place, int parity>
+WITH_BF16 static inline void transform_gradient_row(const __m512i (*pixels)[4], __m512* z) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 d[2];
     for (int column = 0; column < 2; column++) {
-        const __m512 top = place == 3 ? zero : load(pixels[0][column], channel, lanes);
-        const __m512 bottom = place == 0 ? zero : load(pixels[1][column], channel, lanes);
+        const __m512 top = place == 3 ? zero : widened<parity>(pixels[0][column]);
+        const __m512 bottom = place == 0 ? zero : widened<parity>(pixels[1][column]);
         d[column] = place == 1 ? _mm512_add_ps(top, bottom) : _mm512_sub_ps(top, bottom);
     }
     z[0] = d[0];
@@ -163,30 +184,48 @@ WITH_BF16 static void write_outputs(
     }
 }
 
+// The four positions of a row of a transformed tile, 32 channels of each.
+template <int place>
+WITH_BF16 static inline void fill_positions(const __m512i (*d)[4], Bfloat16* rows) {
+    const __m512i interleaved = interleaved_halves();
+    __m512 even[4], odd[4];
+    transform_input_row<place, 0>(d, even);
+    transform_input_row<place, 1>(d, odd);
+    for (int position = 0; position < 4; position++) {
+        const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd[position], even[position]));
+        _mm512_storeu_si512(rows + (4 * place + position) * TILES * SUM_BLOCK, _mm512_permutexvar_epi16(interleaved, both));
+    }
+}
+
 // Transformed tiles as rows [16, TILES, SUM_BLOCK]: channels `channel` … `channel + count` of `channels`.
 WITH_BF16 static void fill_rows(
     const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel, int64_t count,
     Bfloat16* rows) {
+    Tile tile = find_tile(levels, first_tile), ahead = next_tile(tile, std::min(AHEAD, tiles - 1));
     for (int64_t t = 0; t < rounded_up(tiles, ROWS); t++) {
         Pixel pixels[4][4];
+        if (t + AHEAD < tiles) {
+            // The left half is the right one of the tile before.
+            for (int row = 0; row < 4; row++) {
+                for (int column : {2, 3}) fetch(find_pixel(ahead.level->input, ahead.level->gate, ahead, row - 1, column - 1, channels), channel, count);
+            }
+            ahead = next_tile(ahead);
+        }
         if (t < tiles) {
-            const Tile tile = find_tile(levels, first_tile + t);
             for (int row = 0; row < 4; row++) find_input_row(tile, tile.level->gate, row, channels, pixels[row]);
+            tile = next_tile(tile);
         } else {
             std::fill(pixels[0], pixels[4], Pixel{levels->input, nullptr, 0});
         }
-        for (int64_t first = 0; first < rounded_up(count, 2); first += 16) {
-            const __mmask16 lanes = first_lanes(count - first);
-            __m512 d[4][4], v[POSITIONS];
-            for (int row = 0; row < 4; row++) load_row(pixels[row], channel + first, lanes, d[row]);
-            transform_input_row<0>(d, v);
-            transform_input_row<1>(d, v + 4);
-            transform_input_row<2>(d, v + 8);
-            transform_input_row<3>(d, v + 12);
-            for (int position = 0; position < POSITIONS; position++) {
-                Bfloat16* row = rows + (position * TILES + t) * SUM_BLOCK + first;
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), rounded(v[position]));
-            }
+        Bfloat16* row = rows + t * SUM_BLOCK;
+        for (int64_t first = 0; first < count; first += 32, row += 32) {
+            const __mmask32 lanes = first_lanes(count - first);
+            __m512i d[4][4];
+            for (int of_tile = 0; of_tile < 4; of_tile++) load_row(pixels[of_tile], 4, channel + first, lanes, d[of_tile]);
+            fill_positions<0>(d, row);
+            fill_positions<1>(d, row);
+            fill_positions<2>(d, row);
+            fill_positions<3>(d, row);
         }
     }
 }
@@ -251,8 +290,13 @@ WITH_BF16 static void convolve_block(
                 }
             }
         }
-        for (int64_t t = 0; t < tiles; t++) {
-            write_outputs(find_tile(levels, first_tile + t), sums + t * width, width, output, count, outputs, bias, relu);
+        Tile tile = find_tile(levels, first_tile), ahead = next_tile(tile, std::min(AHEAD, tiles - 1));
+        for (int64_t t = 0; t < tiles; t++, tile = next_tile(tile)) {
+            if (t + AHEAD < tiles) {
+                for (int pixel = 0; pixel < 4; pixel++) fetch(find_pixel(ahead.level->output, nullptr, ahead, pixel / 2, pixel % 2, outputs), output, count);
+                ahead = next_tile(ahead);
+            }
+            write_outputs(tile, sums + t * width, width, output, count, outputs, bias, relu);
         }
     }
 }
@@ -260,13 +304,43 @@ WITH_BF16 static void convolve_block(
 // Values from one position's panels to the next one's; like PANEL_VALUES not a power of two.
 static int64_t position_values(int64_t panels) { return panels * PANEL_VALUES + PANEL_COLUMNS * 2; }
 
+// Calls `work` with the pixels that a row of a transformed tile is made of. Of the input's four columns two are
+// the neighbours' as well, and left to them.
+template <bool of_gradient, int place, typename Work>
+WITH_BF16 static inline __attribute__((always_inline)) void over_pixels(const Tile& tile, int64_t channels, const Work& work) {
+    for (int row = 0; row < 2; row++) {
+        if (of_gradient && place == 3 * (1 - row)) continue;  // not read
+        for (int column = 0; column < 2; column++) {
+            const int y = of_gradient ? row : (row == 0 ? FIRST_ROW : SECOND_ROW)[place] - 1;
+            const Level& level = *tile.level;
+            work(find_pixel(of_gradient ? level.output : level.input, of_gradient ? level.gate : nullptr, tile, y, column, channels));
+        }
+    }
+}
+
+// Lists the pixels that `count` tiles are made of, and those of their gate, for prefetching; returns their number.
+template <bool of_gradient, int place>
+WITH_BF16 static int64_t list_pixels(Tile tile, int64_t count, int64_t channels, const Bfloat16** pixels) {
+    const Bfloat16** to = pixels;
+    for (int64_t t = 0; t < count; t++, tile = next_tile(tile)) {
+        over_pixels<of_gradient, place>(tile, channels, [&](const Pixel& pixel) {
+            if (pixel.inside) *to++ = pixel.values;
+            if (pixel.gate) *to++ = pixel.gate;
+        });
+    }
+    return to - pixels;
+}
+
 // The four positions of a row of transformed tiles, as panels [4, panels, pairs of tiles, 32, 2].
 // `totals`, for row 1 of gradients, which holds it: the sum over all pixels is added, by channel.
 template <bool of_gradient, int place>
 WITH_BF16 static void fill_panels(
     const Tile* tiles, int64_t count, int64_t channels, int64_t first_channel, int64_t panel_count, Bfloat16* panels,
     float* totals) {
-    const __m512i interleaved = interleaved_halves();
+    // Pairs of tiles, channel by channel: of the even channels' two halves, and of the odd ones'.
+    const __m512i left = _mm512_set_epi16(
+        55, 39, 23, 7, 54, 38, 22, 6, 53, 37, 21, 5, 52, 36, 20, 4, 51, 35, 19, 3, 50, 34, 18, 2, 49, 33, 17, 1, 48, 32, 16, 0);
+    const __m512i right = _mm512_add_epi16(left, _mm512_set1_epi16(8));
     const int64_t position_step = position_values(panel_count);
     // A pair of tiles through all its channels, which are contiguous in memory.
     for (int64_t t = 0; t < count; t += 2) {
@@ -283,51 +357,45 @@ WITH_BF16 static void fill_panels(
             }
             if (!present) for (auto& row : pixels[which]) for (Pixel& pixel : row) pixel.inside = 0, pixel.gate = nullptr;
         }
-        for (int64_t group = 0; group < 2 * panel_count; group++) {
-            const int64_t channel = first_channel + 16 * group;
-            const __mmask16 lanes = first_lanes(channels - channel);
-            __m512 transformed[2][4];
+        for (int64_t later = t + AHEAD; later < std::min(count, t + AHEAD + 2); later++) {
+            over_pixels<of_gradient, place>(tiles[later], channels, [&](const Pixel& pixel) WITH_BF16 __attribute__((always_inline)) {
+                fetch(pixel, first_channel, panel_count * PANEL_COLUMNS);
+            });
+        }
+        Bfloat16* pairs = panels + t * PANEL_COLUMNS;
+        for (int64_t panel = 0; panel < panel_count; panel++, pairs += PANEL_VALUES) {
+            const int64_t channel = first_channel + panel * PANEL_COLUMNS;
+            const __mmask32 lanes = first_lanes(channels - channel);
+            __m512 even[2][4], odd[2][4];
             for (int which = 0; which < 2; which++) {
+                __m512i d[4][4];
                 if (of_gradient) {
-                    transform_gradient_row<place>(pixels[which], channel, lanes, transformed[which]);
+                    if (place != 3) load_row(pixels[which][0], 2, channel, lanes, d[0]);
+                    if (place != 0) load_row(pixels[which][1], 2, channel, lanes, d[1]);
+                    transform_gradient_row<place, 0>(d, even[which]);
+                    transform_gradient_row<place, 1>(d, odd[which]);
                 } else {
-                    __m512 d[4][4];
-                    for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) load_row(pixels[which][row], channel, lanes, d[row]);
-                    transform_input_row<place>(d, transformed[which]);
+                    for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) load_row(pixels[which][row], 4, channel, lanes, d[row]);
+                    transform_input_row<place, 0>(d, even[which]);
+                    transform_input_row<place, 1>(d, odd[which]);
                 }
             }
             if (of_gradient && place == 1) {
-                float* total = totals + 16 * group;
-                const __m512 of_pair = _mm512_add_ps(transformed[0][1], transformed[1][1]);
-                _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), of_pair));
+                // Sums of the even channels, then of the odd ones.
+                float* total = totals + panel * PANEL_COLUMNS;
+                const __m512 of_even = _mm512_add_ps(even[0][1], even[1][1]), of_odd = _mm512_add_ps(odd[0][1], odd[1][1]);
+                _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), of_even));
+                _mm512_storeu_ps(total + 16, _mm512_add_ps(_mm512_loadu_ps(total + 16), of_odd));
             }
-            Bfloat16* pair = panels + group / 2 * PANEL_VALUES + t * PANEL_COLUMNS + group % 2 * 32;
             for (int position = 0; position < 4; position++) {
-                const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(transformed[1][position], transformed[0][position]));
-                _mm512_storeu_si512(pair + position * position_step, _mm512_permutexvar_epi16(interleaved, both));
+                const __m512i of_even = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(even[1][position], even[0][position]));
+                const __m512i of_odd = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd[1][position], odd[0][position]));
+                Bfloat16* pair = pairs + position * position_step;
+                _mm512_storeu_si512(pair, _mm512_permutex2var_epi16(of_even, left, of_odd));
+                _mm512_storeu_si512(pair + 32, _mm512_permutex2var_epi16(of_even, right, of_odd));
             }
         }
     }
-}
-
-// Lists the pixels that `count` tiles are made of, and those of their gate, for prefetching; returns their
-// number. Of the input's four columns two are the neighbours' as well, and are listed there.
-template <bool of_gradient, int place>
-static int64_t list_pixels(Tile tile, int64_t count, int64_t channels, const Bfloat16** pixels) {
-    const Bfloat16** to = pixels;
-    for (int64_t t = 0; t < count; t++, tile = next_tile(tile)) {
-        const Bfloat16* map = of_gradient ? tile.level->output : tile.level->input;
-        for (int row = 0; row < 2; row++) {
-            if (of_gradient && place == 3 * (1 - row)) continue;  // not read
-            const int y = of_gradient ? row : (row == 0 ? FIRST_ROW : SECOND_ROW)[place] - 1;
-            for (int column = 0; column < 2; column++) {
-                const Pixel pixel = find_pixel(map, of_gradient ? tile.level->gate : nullptr, tile, y, column, channels);
-                if (pixel.inside) *to++ = pixel.values;
-                if (pixel.gate) *to++ = pixel.gate;
-            }
-        }
-    }
-    return to - pixels;
 }
 
 // How the work of a weight gradient is shared. An item is a block of output channels, a row of four
@@ -581,7 +649,9 @@ WITH_BF16 void winograd_weight_gradient(
 #pragma omp for schedule(static)
         for (int64_t output = 0; output < outputs; output++) {
             bias_gradient[output] = 0.0f;
-            for (int64_t part = 0; part < plan.parts; part++) bias_gradient[output] += totals[part * plan.blocks * plan.block + output];
+            // A panel's even channels are first, see fill_panels.
+            const float* total = totals + output / PANEL_COLUMNS * PANEL_COLUMNS + output % 2 * 16 + output % PANEL_COLUMNS / 2;
+            for (int64_t part = 0; part < plan.parts; part++) bias_gradient[output] += total[part * plan.blocks * plan.block];
             for (int64_t input = 0; input < inputs; input += 16) {
                 write_kernel_gradient(
                     sums + sum_place(output, input, plan.columns), plan, gradient + output * 9 * inputs + input, inputs,
