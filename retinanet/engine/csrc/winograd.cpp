@@ -24,6 +24,7 @@ constexpr int64_t NARROW = 128;      // output channels at once, where the sum h
 constexpr int64_t WIDE = 256;        // the same where it has several
 // The time that the transform of an input takes, in that of products for so many outputs.
 constexpr int64_t TRANSFORM = 16;
+constexpr int64_t BEGINNING = 6;            // the time of a block's first reads, in that of so many tiles
 constexpr int64_t AHEAD = 4;                // tiles that are fetched before they are read or written
 constexpr int64_t GRADIENT_TILES = 160;     // taken through all channels of a weight gradient at once; SUMMED at most
 constexpr int64_t GRADIENT_BLOCK = 512;     // output channels of a weight gradient at once, at most
@@ -241,14 +242,19 @@ static ConvolutionPlan plan_convolution(
     ConvolutionPlan best{};
     const int64_t tiles = count_tiles(levels, level_count);
     // Small inputs in smaller blocks, so that every thread gets several.
-    const int64_t step = std::min(TILES, rounded_up(divided_up(tiles, 4 * threads), ROWS));
-    // Each part transforms the tiles again, so there are several only where threads would wait.
+    const int64_t most = std::min(TILES, rounded_up(divided_up(tiles, 4 * threads), ROWS));
     int64_t least = 0;
-    for (int64_t part = rounded_up(outputs, NARROW); part > 0; part -= NARROW) {
-        const int64_t parts = divided_up(outputs, part), items = divided_up(tiles, step) * parts;
-        const int64_t transforms = inputs <= SUM_BLOCK ? 1 : divided_up(part, WIDE);
-        const int64_t time = divided_up(items, threads) * (part + transforms * TRANSFORM);
-        if (least == 0 || time < least) best = {tiles, step, part, parts, items}, least = time;
+    for (int64_t step = most; 2 * step >= most; step -= ROWS) {
+        const int64_t blocks = divided_up(tiles, step), rest = tiles - (blocks - 1) * step;
+        // Each part transforms the tiles again, so there are several only where threads would wait.
+        for (int64_t part = rounded_up(outputs, NARROW); part > 0; part -= NARROW) {
+            const int64_t parts = divided_up(outputs, part), whole = (blocks - 1) * parts;
+            const int64_t rounds = divided_up(whole, threads), is_longer = rounds * threads - whole < parts;
+            const int64_t taken = rounds * (step + BEGINNING) + is_longer * (rest + BEGINNING);
+            const int64_t transforms = inputs <= SUM_BLOCK ? 1 : divided_up(part, WIDE);
+            const int64_t time = taken * (part + transforms * TRANSFORM);
+            if (least == 0 || time < least) best = {tiles, step, part, parts, blocks * parts}, least = time;
+        }
     }
     return best;
 }
