@@ -48,30 +48,41 @@ static int64_t count_channels(const Shape& shape, bool backward) {
     return rounded_up(backward ? shape.outputs : shape.inputs, 2);
 }
 
-// Where each tap of each result's pixel reads its source, [pixels][taps]; `zeros` where there is none.
-// `backward`: the results are inputs of the convolution, the sources its outputs.
-static std::vector<const Bfloat16*> find_sources(
-    const Maps* levels, int64_t level_count, const Shape& shape, bool backward, const Bfloat16* zeros) {
-    const int64_t channels = count_channels(shape, backward);
-    std::vector<const Bfloat16*> places;
-    places.reserve(count_pixels(levels, level_count) * shape.taps());
-    const int64_t around = shape.kernel / 2;
+// Where each tap of each result's pixel reads its source, and where the pixels' results are.
+struct Places {
+    std::vector<Bfloat16> zeros;           // what taps read where there is no source
+    std::vector<const Bfloat16*> sources;  // [pixels][taps]
+    std::vector<int64_t> results;          // [pixels], in their level's map
+};
+
+// `backward`: the results are inputs of the convolution, the sources its outputs. Behind a stride of 2 not all
+// taps have a source; pixels that have the same ones follow each other, so that others can be left out.
+static Places find_places(const Maps* levels, int64_t level_count, const Shape& shape, bool backward) {
+    const int64_t channels = count_channels(shape, backward), result_channels = backward ? shape.inputs : shape.outputs;
+    Places places{std::vector<Bfloat16>(channels), {}, {}};
+    places.sources.reserve(count_pixels(levels, level_count) * shape.taps());
+    const int64_t around = shape.kernel / 2, phases = backward ? shape.stride : 1;
     const auto along = [&](int64_t at, int64_t tap, int64_t size) -> int64_t {
         if (!backward) at = at * shape.stride + tap - around;
         else if ((at += around - tap) % shape.stride != 0) return -1;
         else at /= shape.stride;
         return at < size ? at : -1;
     };
+    const auto add_pixel = [&](const Maps& maps, int64_t row, int64_t x) {
+        const Bfloat16* image = maps.source + row / maps.height * maps.source_height * maps.source_width * channels;
+        for (int64_t tap = 0; tap < shape.taps(); tap++) {
+            const int64_t from_y = along(row % maps.height, tap / shape.kernel, maps.source_height);
+            const int64_t from_x = along(x, tap % shape.kernel, maps.source_width);
+            const bool is_there = from_y >= 0 && from_x >= 0;
+            places.sources.push_back(is_there ? image + (from_y * maps.source_width + from_x) * channels : places.zeros.data());
+        }
+        places.results.push_back((row * maps.width + x) * result_channels);
+    };
     for (const Maps* maps = levels; maps < levels + level_count; maps++) {
-        for (int64_t row = 0; row < maps->images * maps->height; row++) {
-            const Bfloat16* image = maps->source + row / maps->height * maps->source_height * maps->source_width * channels;
-            for (int64_t x = 0; x < maps->width; x++) {
-                for (int64_t tap = 0; tap < shape.taps(); tap++) {
-                    const int64_t from_y = along(row % maps->height, tap / shape.kernel, maps->source_height);
-                    const int64_t from_x = along(x, tap % shape.kernel, maps->source_width);
-                    const bool is_there = from_y >= 0 && from_x >= 0;
-                    places.push_back(is_there ? image + (from_y * maps->source_width + from_x) * channels : zeros);
-                }
+        for (int64_t phase = 0; phase < phases * phases; phase++) {
+            for (int64_t row = 0; row < maps->images * maps->height; row++) {
+                if (row % maps->height % phases != phase / phases) continue;
+                for (int64_t x = phase % phases; x < maps->width; x += phases) add_pixel(*maps, row, x);
             }
         }
     }
@@ -82,19 +93,11 @@ static std::vector<const Bfloat16*> find_sources(
 static void write_results(
     const Maps* levels, int64_t level_count, int64_t channels, int64_t channel, const float* bias, bool relu,
     const float* sums, const int64_t* places) {
-    for (const Maps* maps = levels; maps < levels + level_count; sums += maps->pixels() * COLUMNS, maps++) {
+    for (const Maps* maps = levels; maps < levels + level_count; maps++) {
         const Target target{maps->result, maps->added, maps->gate, bias, relu, channels};
         Writer(target, channel, sums, places, maps->pixels(), 0).template finish<VectorTiles>();
+        sums += maps->pixels() * COLUMNS, places += maps->pixels();
     }
-}
-
-// Where pixels lie in a map, for `Writer`.
-static std::vector<int64_t> pixel_places(const Maps* levels, int64_t level_count, int64_t channels) {
-    int64_t most = 0;
-    for (int64_t l = 0; l < level_count; l++) most = std::max(most, levels[l].pixels());
-    std::vector<int64_t> places(most);
-    for (int64_t pixel = 0; pixel < most; pixel++) places[pixel] = pixel * channels;
-    return places;
 }
 
 // Fetches the weights of the next block while this one's products are computed: segments of `length` floats that are
@@ -158,18 +161,25 @@ WITH_BF16 static void multiply_panel(
 
 // c [pixels][32] (+)= over the taps, channels of the sources by the tap's panel, which has `panel` values.
 WITH_BF16 static void multiply_pixels(
-    const std::vector<const Bfloat16*>& sources, int64_t taps, int64_t first, const Bfloat16* panels, int64_t panel,
-    int64_t pairs, float* c, bool accumulate, Fetcher& fetcher) {
-    const int64_t pixels = static_cast<int64_t>(sources.size()) / taps;
+    const Places& places, int64_t taps, int64_t first, const Bfloat16* panels, int64_t panel, int64_t pairs, float* c,
+    bool accumulate, Fetcher& fetcher) {
+    const int64_t pixels = places.results.size();
     const auto multiply_some = [&](auto rows, int64_t pixel) {
+        bool is_begun = accumulate;
         for (int64_t tap = 0; tap < taps; tap++) {
+            const Bfloat16* const* sources = &places.sources[pixel * taps + tap];
+            bool is_read = false;
+            for (int64_t row = 0; row < rows; row++) is_read |= sources[row * taps] != places.zeros.data();
             for (int64_t pair = 0; pair < pairs; pair += PAIRS_A_STEP) {
                 fetcher.step();
+                if (!is_read) continue;
                 multiply_panel<rows>(
-                    &sources[pixel * taps + tap], taps, first + 2 * pair, panels + tap * panel + pair * 2 * PANEL_COLUMNS,
-                    std::min(PAIRS_A_STEP, pairs - pair), c + pixel * PANEL_COLUMNS, accumulate || tap > 0 || pair > 0);
+                    sources, taps, first + 2 * pair, panels + tap * panel + pair * 2 * PANEL_COLUMNS,
+                    std::min(PAIRS_A_STEP, pairs - pair), c + pixel * PANEL_COLUMNS, is_begun);
+                is_begun = true;
             }
         }
+        if (!is_begun) std::fill_n(c + pixel * PANEL_COLUMNS, rows * PANEL_COLUMNS, 0.0f);
     };
     int64_t pixel = 0;
     for (; pixel + ROWS_AT_ONCE <= pixels; pixel += ROWS_AT_ONCE) {
@@ -253,10 +263,9 @@ WITH_BF16 static void pack_inputs(
 
 // The sums of the task's inputs, [blocks][pixels][32].
 WITH_BF16 static void sum_inputs(
-    const std::vector<const Bfloat16*>& sources, const Shape& shape, const InputPlan& plan, const float* weight,
-    const float* scale, int64_t first_block, int64_t blocks, Bfloat16* panels, float* sums) {
-    const int64_t taps = shape.taps(), pixels = static_cast<int64_t>(sources.size()) / taps;
-    const int64_t panel = plan.panel;
+    const Places& places, const Shape& shape, const InputPlan& plan, const float* weight, const float* scale,
+    int64_t first_block, int64_t blocks, Bfloat16* panels, float* sums) {
+    const int64_t taps = shape.taps(), pixels = places.results.size(), panel = plan.panel;
     for (int64_t output = 0, next; output < shape.outputs; output = next) {
         next = std::min(output + 2 * plan.pairs, shape.outputs);
         const int64_t pairs = divided_up(next - output, 2);
@@ -266,7 +275,7 @@ WITH_BF16 static void sum_inputs(
         pack_inputs(shape, weight, scale, output, pairs, first_block, blocks, panel, panels);
         for (int64_t block = 0; block < blocks; block++) {
             multiply_pixels(
-                sources, taps, output, panels + block * taps * panel, panel, pairs, sums + block * pixels * PANEL_COLUMNS,
+                places, taps, output, panels + block * taps * panel, panel, pairs, sums + block * pixels * PANEL_COLUMNS,
                 output > 0, fetcher);
         }
     }
@@ -302,9 +311,7 @@ int64_t few_pixels_bytes(const Shape* shape, int64_t results, int32_t threads) {
 WITH_BF16 void few_pixels_outputs(
     const Maps* levels, int64_t level_count, const Shape* shape, const float* weight, const float* scale,
     const float* bias, int32_t relu, char* scratch, int32_t threads) {
-    const std::vector<Bfloat16> zeros(count_channels(*shape, false));
-    const auto sources = find_sources(levels, level_count, *shape, false, zeros.data());
-    const auto places = pixel_places(levels, level_count, shape->outputs);
+    const Places places = find_places(levels, level_count, *shape, false);
     const int64_t pixels = count_pixels(levels, level_count);
     const int64_t thread_bytes = rounded_up(PANEL_COLUMNS * shape->row() * 2 + pixels * COLUMNS * 4, LINE);
     const int64_t taps = shape->taps(), pairs = shape->inputs / 2;
@@ -317,8 +324,8 @@ WITH_BF16 void few_pixels_outputs(
             weight + next * shape->row(), std::min(COLUMNS, shape->outputs - next), shape->row(), shape->row(),
             count_steps(pixels, taps, pairs));
         pack_outputs(*shape, weight, scale, output, panels);
-        multiply_pixels(sources, taps, 0, panels, pairs * 2 * PANEL_COLUMNS, pairs, sums, false, fetcher);
-        write_results(levels, level_count, shape->outputs, output, bias, relu != 0, sums, places.data());
+        multiply_pixels(places, taps, 0, panels, pairs * 2 * PANEL_COLUMNS, pairs, sums, false, fetcher);
+        write_results(levels, level_count, shape->outputs, output, bias, relu != 0, sums, places.results.data());
     }
 }
 
@@ -327,9 +334,7 @@ WITH_BF16 void few_pixels_inputs(
     const Maps* levels, int64_t level_count, const Shape* shape, const float* weight, const float* scale,
     char* scratch, int32_t threads) {
     const int64_t pixels = count_pixels(levels, level_count);
-    const std::vector<Bfloat16> zeros(count_channels(*shape, true));
-    const auto sources = find_sources(levels, level_count, *shape, true, zeros.data());
-    const auto places = pixel_places(levels, level_count, shape->inputs);
+    const Places places = find_places(levels, level_count, *shape, true);
     const InputPlan plan(*shape, pixels, threads);
     const int64_t thread_bytes = rounded_up(plan.panel_values * 2 + plan.sum_values * 4, LINE);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
@@ -337,11 +342,11 @@ WITH_BF16 void few_pixels_inputs(
         float* sums = reinterpret_cast<float*>(scratch + omp_get_thread_num() * thread_bytes);
         Bfloat16* panels = reinterpret_cast<Bfloat16*>(sums + plan.sum_values);
         const int64_t first = task * plan.task_blocks, blocks = std::min(plan.task_blocks, plan.blocks - first);
-        sum_inputs(sources, *shape, plan, weight, scale, first, blocks, panels, sums);
+        sum_inputs(places, *shape, plan, weight, scale, first, blocks, panels, sums);
         for (int64_t block = 0; block < blocks; block++) {
             write_results(
                 levels, level_count, shape->inputs, (first + block) * COLUMNS, nullptr, false,
-                sums + block * pixels * COLUMNS, places.data());
+                sums + block * pixels * COLUMNS, places.results.data());
         }
     }
 }
@@ -351,9 +356,8 @@ WITH_BF16 void few_pixels_inputs(
 WITH_BF16 void few_pixels_weights(
     const Maps* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias,
     char* scratch, int32_t threads) {
-    const std::vector<Bfloat16> zeros(count_channels(*shape, false));
-    const auto sources = find_sources(levels, level_count, *shape, false, zeros.data());
-    const int64_t taps = shape->taps(), pixels = static_cast<int64_t>(sources.size()) / taps, pairs = divided_up(pixels, 2);
+    const Places places = find_places(levels, level_count, *shape, false);
+    const int64_t taps = shape->taps(), pixels = places.results.size(), pairs = divided_up(pixels, 2);
     std::vector<const Bfloat16*> gradients;
     for (const Maps* maps = levels; maps < levels + level_count; maps++) {
         for (int64_t pixel = 0; pixel < maps->pixels(); pixel++) gradients.push_back(maps->result + pixel * shape->outputs);
@@ -377,7 +381,7 @@ WITH_BF16 void few_pixels_weights(
             Bfloat16* panels = of_gradients + shared + begin * PANEL_VALUES;
             for (int64_t column = begin; column < end; column++) {
                 const Bfloat16* of_tap[SUMMED];
-                for (int64_t pixel = 0; pixel < pixels; pixel++) of_tap[pixel] = sources[pixel * taps + column / blocks];
+                for (int64_t pixel = 0; pixel < pixels; pixel++) of_tap[pixel] = places.sources[pixel * taps + column / blocks];
                 fill_panels(
                     of_tap, pixels, column % blocks * PANEL_COLUMNS, PANEL_COLUMNS, panels + (column - begin) * PANEL_VALUES, nullptr);
             }
