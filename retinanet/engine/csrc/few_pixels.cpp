@@ -281,7 +281,8 @@ WITH_BF16 static void sum_inputs(
     }
 }
 
-// Rows of 32 weights' gradients, each `row` values from the next, from panels of both maps.
+// Rows of 32 weights' gradients, each `row` values from the next, from panels of both maps. They pass the caches by,
+// which would read the lines first; nothing reads them again soon.
 template <int rows>
 WITH_BF16 static void write_gradient(
     const Bfloat16* of_gradients, const Bfloat16* of_inputs, int64_t pairs, const float* scale, float* gradient, int64_t row) {
@@ -290,7 +291,7 @@ WITH_BF16 static void write_gradient(
     for (int64_t r = 0; r < rows; r++) {
         const __m512 scales = factor(scale, r);
         for (int64_t half = 0; half < PANEL_COLUMNS; half += 16) {
-            _mm512_storeu_ps(gradient + r * row + half, _mm512_mul_ps(_mm512_loadu_ps(sums + r * PANEL_COLUMNS + half), scales));
+            _mm512_stream_ps(gradient + r * row + half, _mm512_mul_ps(_mm512_loadu_ps(sums + r * PANEL_COLUMNS + half), scales));
         }
     }
 }
@@ -351,8 +352,8 @@ WITH_BF16 void few_pixels_inputs(
     }
 }
 
-// The gradients of the weight, float32 [outputs][taps][inputs] in memory, times `scale` [outputs] or none, and of the
-// bias [outputs], summed over the levels. There are at most `SUMMED` pixels.
+// The gradients of the weight, float32 [outputs][taps][inputs] in memory from the beginning of a cache line, times
+// `scale` [outputs] or none, and of the bias [outputs], summed over the levels. There are at most `SUMMED` pixels.
 WITH_BF16 void few_pixels_weights(
     const Maps* levels, int64_t level_count, const Shape* shape, const float* scale, float* gradient, float* bias,
     char* scratch, int32_t threads) {
@@ -402,6 +403,7 @@ WITH_BF16 void few_pixels_weights(
                 }
             }
         }
+        _mm_sfence();  // before another thread reads what `write_gradient` streamed
     }
 }
 
