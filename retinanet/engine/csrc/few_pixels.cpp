@@ -129,36 +129,6 @@ WITH_BF16 static inline __m512 factor(const float* scale, int64_t output) {
     return _mm512_set1_ps(scale ? scale[output] : 1.0f);
 }
 
-// c [rows][32] (+)= pairs of channels of the rows' sources, `apart` places from each other, by a panel.
-template <int rows>
-WITH_BF16 static void multiply_panel(
-    const Bfloat16* const* sources, int64_t apart, int64_t first, const Bfloat16* panel, int64_t pairs, float* c,
-    bool accumulate) {
-    const Bfloat16* at[rows];
-    __m512 sums[rows][2];
-    for (int row = 0; row < rows; row++) {
-        at[row] = sources[row * apart] + first;
-        for (int half = 0; half < 2; half++) {
-            sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * PANEL_COLUMNS + 16 * half) : _mm512_setzero_ps();
-        }
-    }
-    int64_t pair = 0;
-    do {  // not `for`: the compiler would keep all sums in memory as well, for a loop that might have nothing to do
-        const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
-        const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
-        for (int row = 0; row < rows; row++) {
-            int32_t values;
-            std::memcpy(&values, at[row] + 2 * pair, sizeof values);
-            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
-            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
-            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
-        }
-    } while (++pair < pairs);
-    for (int row = 0; row < rows; row++) {
-        for (int half = 0; half < 2; half++) _mm512_storeu_ps(c + row * PANEL_COLUMNS + 16 * half, sums[row][half]);
-    }
-}
-
 // c [pixels][32] (+)= over the taps, channels of the sources by the tap's panel, which has `panel` values.
 WITH_BF16 static void multiply_pixels(
     const Places& places, int64_t taps, int64_t first, const Bfloat16* panels, int64_t panel, int64_t pairs, float* c,
@@ -173,9 +143,10 @@ WITH_BF16 static void multiply_pixels(
             for (int64_t pair = 0; pair < pairs; pair += PAIRS_A_STEP) {
                 fetcher.step();
                 if (!is_read) continue;
-                multiply_panel<rows>(
-                    sources, taps, first + 2 * pair, panels + tap * panel + pair * 2 * PANEL_COLUMNS,
-                    std::min(PAIRS_A_STEP, pairs - pair), c + pixel * PANEL_COLUMNS, is_begun);
+                multiply<rows>(
+                    [&](int64_t row) { return sources[row * taps] + first + 2 * pair; }, 2,
+                    panels + tap * panel + pair * 2 * PANEL_COLUMNS, std::min(PAIRS_A_STEP, pairs - pair),
+                    c + pixel * PANEL_COLUMNS, PANEL_COLUMNS, is_begun);
                 is_begun = true;
             }
         }
@@ -287,7 +258,8 @@ template <int rows>
 WITH_BF16 static void write_gradient(
     const Bfloat16* of_gradients, const Bfloat16* of_inputs, int64_t pairs, const float* scale, float* gradient, int64_t row) {
     float sums[rows * PANEL_COLUMNS];
-    multiply<rows>(of_gradients, 2, 2 * PANEL_COLUMNS, of_inputs, pairs, sums, PANEL_COLUMNS, false);
+    multiply<rows>(
+        [&](int64_t row) { return of_gradients + 2 * row; }, 2 * PANEL_COLUMNS, of_inputs, pairs, sums, PANEL_COLUMNS, false);
     for (int64_t r = 0; r < rows; r++) {
         const __m512 scales = factor(scale, r);
         for (int64_t half = 0; half < PANEL_COLUMNS; half += 16) {

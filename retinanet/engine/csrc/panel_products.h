@@ -48,29 +48,31 @@ WITH_BF16 static void fill_panels(
     }
 }
 
-// c[row, 0 … 32) (+)= sum over pairs of a's pair of the row · the panel's pair of each column.
-// Strides are in values. a_row and a_pair: from a row, and from a pair, to the next.
-template <int rows>
+// c[row, 0 … 32) (+)= sum over pairs of the row's pair · the panel's pair of each column. `find_row(row)`: where a
+// row begins; its pairs are `apart` values from each other.
+template <int rows, class FindRow>
 WITH_BF16 static inline void multiply(
-    const Bfloat16* a, int64_t a_row, int64_t a_pair, const Bfloat16* panel, int64_t pairs, float* c,
-    int64_t c_row, bool accumulate) {
+    const FindRow& find_row, int64_t apart, const Bfloat16* panel, int64_t pairs, float* c, int64_t c_row, bool accumulate) {
+    const Bfloat16* at[rows];
     __m512 sums[rows][2];
     for (int row = 0; row < rows; row++) {
+        at[row] = find_row(row);
         for (int half = 0; half < 2; half++) {
             sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * c_row + 16 * half) : _mm512_setzero_ps();
         }
     }
-    for (int64_t pair = 0; pair < pairs; pair++) {
+    int64_t pair = 0;
+    do {  // not `for`: the compiler would keep all sums in memory as well, for a loop that might have nothing to do
         const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
         const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
         for (int row = 0; row < rows; row++) {
             int32_t values;
-            std::memcpy(&values, a + row * a_row + pair * a_pair, sizeof values);
+            std::memcpy(&values, at[row] + pair * apart, sizeof values);
             const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
             sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
             sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
         }
-    }
+    } while (++pair < pairs);
     for (int row = 0; row < rows; row++) {
         for (int half = 0; half < 2; half++) {
             _mm512_storeu_ps(c + row * c_row + 16 * half, sums[row][half]);
@@ -122,9 +124,10 @@ WITH_BF16 static inline void add_products(
                 for (int64_t line = 0; line < TILE; line += 16) {
                     _mm_prefetch(reinterpret_cast<const char*>(sums + TILE + line), _MM_HINT_T0);
                 }
+                const Bfloat16* first = rows + block * PANEL_VALUES + 2 * row;
                 multiply<GRADIENT_ROWS>(
-                    rows + block * PANEL_VALUES + 2 * row, 2, 2 * PANEL_COLUMNS, columns + panel * PANEL_VALUES, pairs,
-                    sums, PANEL_COLUMNS, accumulate);
+                    [&](int64_t r) { return first + 2 * r; }, 2 * PANEL_COLUMNS, columns + panel * PANEL_VALUES, pairs, sums,
+                    PANEL_COLUMNS, accumulate);
                 between();
             }
         }

@@ -288,9 +288,9 @@ WITH_BF16 static void convolve_block(
                         for (int64_t line = 0; line < lines; line++) {
                             _mm_prefetch(reinterpret_cast<const char*>(next + line * 32), _MM_HINT_T1);
                         }
+                        const Bfloat16* first = rows + (position * TILES + t) * SUM_BLOCK;
                         multiply<ROWS>(
-                            rows + (position * TILES + t) * SUM_BLOCK, SUM_BLOCK, 2,
-                            panels + (panel * pairs + input / 2) * 64, (summed + 1) / 2,
+                            [&](int64_t row) { return first + row * SUM_BLOCK; }, 2, panels + (panel * pairs + input / 2) * 64, (summed + 1) / 2,
                             sums + (position * TILES + t) * width + column, width, input > 0);
                     }
                 }
