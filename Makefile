@@ -7,6 +7,7 @@
 # make serving add what export to ONNX and videos need to .venv;  make openvino    what export to OpenVINO needs
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
+# make image   the container image, by docker or DOCKER="podman build --format docker": see docs/docker.md
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
 # make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
@@ -15,10 +16,11 @@ export TORCH_INDEX PYTHON PINS
 environment = .venv
 PINS = .
 python = $(environment)/bin/python
+version = $$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -75,6 +77,10 @@ update: tools
 	$(MAKE) test environment=.venv-update PINS=.pins
 	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
 	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
+
+DOCKER = docker
+image:
+	$(DOCKER) build -t retinanet-cpu --build-arg COMMIT=$$(git rev-parse HEAD) --build-arg VERSION=$(version) .
 
 tools:
 	@./setup.sh tools
