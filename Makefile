@@ -10,6 +10,7 @@
 # make image   the container image, by docker or DOCKER="podman build --format docker": see docs/docker.md
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
 # make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
+# make release test, audit, build, install and try this version; its files lie in dist/. CHECKS are the targets that it makes first
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
 export TORCH_INDEX PYTHON PINS
@@ -20,7 +21,7 @@ version = $$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image intel-mpi open-mpi browser update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image release intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -78,6 +79,8 @@ update: tools
 	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
 	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
 
+release: tools ; @CHECKS="$(CHECKS)" .ci/release
+
 DOCKER = docker
 image:
 	$(DOCKER) build -t retinanet-cpu --build-arg COMMIT=$$(git rev-parse HEAD) --build-arg VERSION=$(version) .
@@ -88,4 +91,4 @@ tools:
 
 setup ipex serving openvino intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
-clean: ; rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ; rm -rf .venv .venv-* .uv dist .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
