@@ -7,17 +7,15 @@
 # make serving add what export to ONNX and videos need to .venv;  make openvino    what export to OpenVINO needs
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
-# make image   the container image, by docker or DOCKER="podman build --format docker": see docs/docker.md
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
 # make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
-# make release test, audit, build, install and try this version; its files lie in dist/. CHECKS are the targets that it makes first
+# make release lint, test and audit (CHECKS), build and try this version;  make image   by DOCKER (docker): see docs/docker.md
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
-export TORCH_INDEX PYTHON PINS
+export TORCH_INDEX PYTHON PINS CHECKS
 environment = .venv
 PINS = .
 python = $(environment)/bin/python
-version = $$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
@@ -52,14 +50,15 @@ test-pythons: tools
 	done
 
 torture: tools ; $(python) -m tests.torture
+lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
+release: tools ; @.ci/release
+image: ; $(or $(DOCKER),docker) build -t retinanet-cpu --build-arg COMMIT=$$(git rev-parse HEAD) --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml) .
 
 # Each ends at its first finding, whose bytes lie in runs/fuzz/found; the others go on.
 fuzz:
 	@SETUP_VENV=$(environment) ./setup.sh fuzz
 	@for target in $(FUZZ_TARGETS); do $(python) -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed=1; done; \
 	[ -z "$$failed" ] || { echo "fuzz: findings in runs/fuzz/found" >&2; exit 1; }
-
-lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
 
 audit: setup
 	for file in requirements/*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
@@ -79,15 +78,7 @@ update: tools
 	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
 	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
 
-release: tools ; @CHECKS="$(CHECKS)" .ci/release
-
-DOCKER = docker
-image:
-	$(DOCKER) build -t retinanet-cpu --build-arg COMMIT=$$(git rev-parse HEAD) --build-arg VERSION=$(version) .
-
-tools:
-	@./setup.sh tools
-	@SETUP_VENV=$(environment) ./setup.sh dev
+tools: ; @./setup.sh tools && SETUP_VENV=$(environment) ./setup.sh dev
 
 setup ipex serving openvino intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
