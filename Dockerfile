@@ -1,7 +1,7 @@
 # RetinaNet training for CPUs, as an image. docs/docker.md describes how to build and run it: on a
 # laptop, rootless, with Podman, with Apptainer under Slurm, on Kubernetes.
 #
-#   docker build -t retinanet-cpu .
+#   make image                                      # docker build, with version and commit as labels
 #   docker run -v retinanet-runs:/app/runs retinanet-cpu                # trains the demo
 
 # Debian 12, or 13 with a newer Python. Give a digest (debian@sha256:…) where builds must be the same to the byte.
@@ -49,12 +49,16 @@ COPY --from=build /app /app
 # Any user of the container may write to runs, and to nothing else.
 RUN install -d -m 1777 runs
 
+# `make image` gives both.
 ARG COMMIT=unknown
+ARG VERSION=unknown
 RUN echo "$COMMIT" >COMMIT
+RUN [ "$VERSION" = unknown ] || grep -qxF "version = \"$VERSION\"" pyproject.toml \
+    || { echo "VERSION=$VERSION is not the version in pyproject.toml" >&2; exit 2; }
 LABEL org.opencontainers.image.title="retinanet-cpu" \
     org.opencontainers.image.description="RetinaNet-ResNeXt50 training for CPUs, and ProfileDNN" \
     org.opencontainers.image.licenses="Apache-2.0" \
-    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.version="$VERSION" \
     org.opencontainers.image.revision="$COMMIT"
 
 # A read-only root has no place for matplotlib in the home.

@@ -9,16 +9,17 @@
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
 # make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
+# make release lint, test and audit (CHECKS), build and try this version;  make image   by DOCKER (docker): see docs/docker.md
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
-export TORCH_INDEX PYTHON PINS
+export TORCH_INDEX PYTHON PINS CHECKS
 environment = .venv
 PINS = .
 python = $(environment)/bin/python
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit intel-mpi open-mpi browser update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image release intel-mpi open-mpi browser update tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -49,14 +50,15 @@ test-pythons: tools
 	done
 
 torture: tools ; $(python) -m tests.torture
+lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
+release: tools ; @.ci/release
+image: ; $(or $(DOCKER),docker) build -t retinanet-cpu --build-arg COMMIT=$$(git rev-parse HEAD) --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml) .
 
 # Each ends at its first finding, whose bytes lie in runs/fuzz/found; the others go on.
 fuzz:
 	@SETUP_VENV=$(environment) ./setup.sh fuzz
 	@for target in $(FUZZ_TARGETS); do $(python) -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || failed=1; done; \
 	[ -z "$$failed" ] || { echo "fuzz: findings in runs/fuzz/found" >&2; exit 1; }
-
-lint: tools ; $(python) -m pre_commit run --all-files --show-diff-on-failure
 
 audit: setup
 	for file in requirements/*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
@@ -76,10 +78,8 @@ update: tools
 	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
 	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
 
-tools:
-	@./setup.sh tools
-	@SETUP_VENV=$(environment) ./setup.sh dev
+tools: ; @./setup.sh tools && SETUP_VENV=$(environment) ./setup.sh dev
 
 setup ipex serving openvino intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
-clean: ; rm -rf .venv .venv-* .uv .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ; rm -rf .venv .venv-* .uv dist .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,7 @@
 """Build the wheel: the checkout's packages below one package, `retinanet` (common/program.py).
 
+A source distribution has the checkout's files, and the commit in a file `COMMIT`.
+
 Absolute imports of the moved packages get the prefix `retinanet.`, and texts name what an
 installation has in place of a checkout's scripts. All lines keep their numbers.
 """
@@ -35,16 +37,21 @@ TEXTS = {
 """What texts name in a checkout, and in an installation."""
 
 
-class WheelHook(BuildHookInterface[Any]):
-    """Writes the tree of the wheel to a temporary folder, from which hatchling packs it."""
+class BuildHook(BuildHookInterface[Any]):
+    """Writes what is built to a temporary folder, from which hatchling packs it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Prepare the tree; an editable installation has the checkout itself on Python's path."""
         if version != "standard":
             return
         self.folder = Path(tempfile.mkdtemp())
-        write_tree(Path(self.root), self.folder)
-        build_data["force_include"][str(self.folder)] = PACKAGE
+        root = Path(self.root)
+        if self.target_name == "wheel":
+            write_tree(root, self.folder)
+            build_data["force_include"][str(self.folder)] = PACKAGE
+        elif commit := built_commit(root):
+            (self.folder / "COMMIT").write_text(commit, encoding="utf-8")
+            build_data["force_include"][str(self.folder / "COMMIT")] = "COMMIT"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the tree."""
@@ -79,9 +86,16 @@ def write_tree(root: Path, package: Path) -> None:
             if file.suffix == ".py":
                 text = with_prefix(text, str(file.relative_to(package)))
             file.write_text(as_installed(text), encoding="utf-8")
-    commit = git(root, "rev-parse", "HEAD")
-    if commit and not git(root, "status", "--porcelain"):
+    if commit := built_commit(root):
         (package / "COMMIT").write_text(commit, encoding="utf-8")
+
+
+def built_commit(root: Path) -> str:
+    """Return the commit of a clone without changes or of a source distribution, or nothing."""
+    commit = git(root, "rev-parse", "HEAD")
+    if not commit and (root / "COMMIT").is_file():
+        return (root / "COMMIT").read_text(encoding="utf-8")
+    return "" if git(root, "status", "--porcelain") else commit
 
 
 def with_prefix(text: str, name: str) -> str:

@@ -47,6 +47,8 @@ SHIPPED = FOLDER / "configs"
 
 MOST_SECTIONS = max(name.count(".") for name in field_names())  # Dots in the longest field name
 
+COMMAND_LINE = "command line"
+
 SHORTHANDS = {"engine": "name"}
 """The field that a section given as a single word sets: `engine: ipex` is `engine.name: ipex`."""
 
@@ -92,9 +94,10 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
         if isinstance(tree.get(section), str):
             tree[section] = {field: tree[section]}
     tree = without_former(tree, source=str(path))
-    origins = {pair.partition("=")[0].strip(): "command line" for pair in overrides}
+    origins = {pair.partition("=")[0].strip(): COMMAND_LINE for pair in overrides}
     for pair in overrides:
         apply_override(tree, pair)
+    tree = without_former(tree, source=COMMAND_LINE)
     return validated(tree, source=str(path), origins=origins)
 
 
@@ -109,22 +112,37 @@ FORMER = {
 }
 """Settings of earlier versions, whose files and checkpoints have them: default, and replacement."""
 
+RENAMED: dict[str, str] = {}
+"""Deprecated settings, and the names that replace them; docs/stability.md says how long."""
+
 
 def without_former(tree: Mapping[str, Any], *, source: str = "") -> dict[str, Any]:
-    """Return a tree without the settings of earlier versions.
+    """Return a tree without the settings of earlier versions; a renamed one has its new name.
+
+    A note on stderr names a renamed one, if there is a `source`; those of checkpoints stay silent.
 
     Raises:
-        InputError: There is a `source`, and one of them has a value that asks for something.
+        InputError: There is a `source`, and a setting has a value that asks for something, or a
+            file has it under both names.
     """
-    result = dict(tree)
-    for name, (default, command) in FORMER.items():
+    result: dict[str, Any] = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()
+    }
+    for name in (*FORMER, *RENAMED):
         section, _, field = name.partition(".")
-        fields = result.get(section)
-        if not isinstance(fields, Mapping) or field not in fields:
+        if not isinstance(result.get(section), dict) or field not in result[section]:
             continue
-        if source and fields[field] != default:
-            raise InputError(f"{source}: {name}: is no setting any more; use {command}")
-        result[section] = {key: value for key, value in fields.items() if key != field}
+        value = result[section].pop(field)
+        if name in RENAMED:
+            section, _, field = RENAMED[name].partition(".")
+            result[section] = result.get(section) or {}
+            if source != COMMAND_LINE and field in result[section]:
+                raise InputError(f"{source}: {name}: is now {RENAMED[name]}, which is set too")
+            result[section][field] = value
+            if source:
+                print(f"note: {source}: {name} is now {RENAMED[name]}", file=sys.stderr)
+        elif source and value != FORMER[name][0]:
+            raise InputError(f"{source}: {name}: is no setting any more; use {FORMER[name][1]}")
     return result
 
 

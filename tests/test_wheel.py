@@ -70,6 +70,31 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel."""
+    archive = zipfile.ZipFile(wheel)
+    return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_source_distribution_gives_the_same_wheel(checkout: Path, tmp_path: Path) -> None:
+    clone = shutil.copytree(checkout, tmp_path / "clone")
+    git = ("git", "-C", clone, "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("clean", "-fdxq"), ("commit", "--quiet", "--message=a")):
+        run_program(*git, *words, check=True)
+    commit = run_program(*git, "rev-parse", "HEAD", check=True).stdout.strip()
+    build = (sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t")
+    run_program(*build, "wheel", cwd=clone, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    expected = contents(wheel)
+    wheel.unlink()
+    run_program(*build, "sdist", cwd=clone, check=True)
+    [source] = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(source, tmp_path, filter="data")
+    run_program(*build, "wheel", cwd=tmp_path / source.name.removesuffix(".tar.gz"), check=True)
+    assert contents(wheel) == expected
+    assert expected["retinanet/COMMIT"].decode() == commit
+
+
 def make_environment(folder: Path, *installed: str | Path) -> Path:
     """Return a virtual environment with all packages of this one and what pip installs."""
     run_program(sys.executable, "-m", "venv", folder, check=True)

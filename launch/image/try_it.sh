@@ -55,6 +55,7 @@ build() {
     # Docker's format, as OCI's own has no HEALTHCHECK.
     podman build --format docker --network host --build-arg BASE="$BASE" \
         --build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+        --build-arg VERSION="$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)" \
         "${lent[@]}" "${more[@]}" "$@" -t "$IMAGE" .
     podman image inspect --format 'size {{.Size}} bytes, user {{.Config.User}}, of commit {{.Config.Labels}}' "$IMAGE"
 }

@@ -13,7 +13,8 @@ PROMPT = "$ "
 PROGRAMS = re.compile(
     r"(?:[A-Z_]+=\S+ )*"  # variables of its environment
     r"(?:make|bash|sbatch|srun|mpirun|torchrun|docker|podman|apptainer|kubectl|buildah|lscpu|cp|"
-    r"apt-get|numastat|python|retinanet|\./setup\.sh|\.ci/run|\.venv/bin/[\w.-]+)(?= |$)"
+    r"apt-get|numastat|python|retinanet|tensorboard|"
+    r"\./setup\.sh|\.ci/run|\.venv/bin/[\w.-]+)(?= |$)"
 )
 """How a command begins, in `inline code` and in blocks that are not marked as shell."""
 

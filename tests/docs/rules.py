@@ -428,7 +428,7 @@ RULES = (
     ),
     # training by several ranks
     two_ranks(
-        r"\.venv/bin/mpirun -np 8 retinanet train --config openimages\.yaml data\.root=\S+",
+        r"mpirun -np 8 retinanet train --config openimages\.yaml data\.root=\S+",
         f"{TINY} {BACKBONE}",
         writes=("runs/openimages/checkpoints/best",),
         prints=("2 ranks",),
@@ -457,7 +457,7 @@ RULES = (
     ),
     bash(r"mpirun -np 1 retinanet train", "--dry-run", unlike=("note: open-mpi",)),
     two_ranks(
-        r"(?:\.venv/bin/)?mpirun -np \d+ retinanet train( .*)?",
+        r"mpirun -np \d+ retinanet train( .*)?",
         "--dry-run",
         prints=("rank",),
         why="8 ranks; tests/test_train_ranks.py, tests/test_train_groups.py",
@@ -520,12 +520,12 @@ RULES = (
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"retinanet export .*", prints=("checked with",)),
     bash(
-        r"\.venv/bin/tensorboard --logdir runs",
+        r"tensorboard --logdir runs",
         "--inspect",
         needs=("runs/demo",),
         prints=("loss",),
     ),
-    bash(r"\.venv/bin/tensorboard .*", "--inspect", prints=("loss",)),
+    bash(r"tensorboard .*", "--inspect", prints=("loss",)),
     run(
         r"retinanet evaluate --checkpoint converted/mlperf .*",
         instead=((r"converted/mlperf", "runs/openimages"),),
@@ -539,7 +539,7 @@ RULES = (
     run(r"retinanet convert .*", status=2),
     # an installation
     bash(
-        r"pip install \. -c requirements\.txt",
+        r"pip install (?:\. -c requirements\.txt|retinanet_cpu-\S+\.whl)",
         instead=((r"^.*", "true"),),
         why="it downloads; tests/test_wheel.py installs the wheel",
     ),
@@ -611,7 +611,7 @@ def matching_rule(command: Command) -> Rule | None:
 
 def plain(text: str) -> str:
     """Return the command with its program written in one way, as rules have it."""
-    return re.sub(r"(?:\.venv/bin/)(?=(?:python|retinanet) )", "", text)
+    return re.sub(r"(?:\.venv/bin/)(?=(?:mpirun|python|retinanet|tensorboard) )", "", text)
 
 
 NAME = re.compile(

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from common.machine import fastest_precision
 from common.yaml_text import read_yaml
 from data.annotations import ClassMap, ImageSize
+from retinanet import config_file
 from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
 from retinanet.config_types import Resume
@@ -321,6 +322,27 @@ def test_settings_of_earlier_versions_are_dropped_unless_they_ask_for_something(
     file = written(tmp_path, "mlperf: {submission: out}\n")
     assert error_message(load_config, file) == (
         f"{file}: mlperf.submission: is no setting any more; use retinanet mlperf submission"
+    )
+    message = error_message(load_config, "demo", ["evaluation.metric=pycocotools"])
+    assert message.startswith("command line: evaluation.metric: is no setting any more; use ")
+
+
+def test_renamed_setting_works_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(config_file.RENAMED, "training.rounds", "training.epochs")
+    file = written(tmp_path, "training: {rounds: 7}\n")
+    assert load_config(file).training.epochs == 7
+    assert capsys.readouterr().err == f"note: {file}: training.rounds is now training.epochs\n"
+    assert load_config("demo", ["training.rounds=5"]).training.epochs == 5
+    assert capsys.readouterr().err.startswith("note: command line: training.rounds is now ")
+    tree = config_to_tree(load_config("demo"))
+    tree["training"]["rounds"] = tree["training"].pop("epochs") + 1
+    assert config_from_tree(tree, "a checkpoint").training.epochs == 7
+    assert capsys.readouterr().err == ""
+    file = written(tmp_path, "training: {rounds: 7, epochs: 8}\n")
+    assert error_message(load_config, file) == (
+        f"{file}: training.rounds: is now training.epochs, which is set too"
     )
 
 

@@ -4,7 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from common.program import program_version
+from tests.support.commands import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
@@ -33,8 +36,21 @@ def test_each_build_argument_is_documented() -> None:
     assert {name for name in arguments if f"`{name}" not in page} == set()
 
 
-def test_label_has_the_version_of_the_program() -> None:
-    assert f'org.opencontainers.image.version="{program_version()}"' in DOCKERFILE
+@pytest.mark.parametrize(
+    ("version", "status"), [(program_version(), 0), ("unknown", 0), ("0.0.1", 2), ("1.0", 2)]
+)
+def test_label_has_the_version_of_the_program(version: str, status: int) -> None:
+    assert 'org.opencontainers.image.version="$VERSION"' in DOCKERFILE
+    [check] = re.findall(r'^RUN (\[ "\$VERSION".*\n.*)', DOCKERFILE, re.MULTILINE)
+    done = run_program("sh", "-c", check, VERSION=version)
+    message = f"VERSION={version} is not the version in pyproject.toml\n"
+    assert (done.returncode, done.stderr) == (status, message if status else "")
+
+
+def test_make_image_gives_commit_and_version() -> None:
+    done = run_program("make", "image", "DOCKER=echo", check=True)
+    assert re.search(r"--build-arg COMMIT=[0-9a-f]{40} ", done.stdout)
+    assert f"--build-arg VERSION={program_version()} " in done.stdout
 
 
 def test_user_is_a_number() -> None:
