@@ -188,7 +188,7 @@ def judge_steps(content: Mapping[str, Any], *, slower: float) -> Iterator[Row]:
             if other is not None:
                 # How many times as fast the old one is: the median of the rounds.
                 ratio = workload["ratios"][f"{other}/{name}"]
-                title = f"step of {name}, {sizes['images']} × {sizes['image_size']}"
+                title = f"{name}, {sizes['images']} × {sizes['image_size']}"
                 old, new = (f"{significant(steps[x]['median_s'], 3)} s" for x in (other, name))
                 verdict = f"{ratio:.2f}× the time"
                 yield Row(
@@ -210,7 +210,8 @@ def run_log(options: Options) -> Iterator[Row]:
             raise InputError(f"{side}: {lines[-1] if lines else 'no output'}")
         logs.append(read_logs([Path("runs", name, "onednn", "rank0.log")]))
     row, unknown = judge_logs(*logs)
-    print(*unknown, sep="\n")
+    for line in unknown:
+        print(line)
     yield row
 
 
@@ -225,10 +226,10 @@ def judge_logs(old: OneDnnLog, new: OneDnnLog) -> tuple[Row, list[str]]:
         if getattr(old, fact) and not getattr(new, fact):
             unknown.append(f"the header has no {fact} any more")
     reasons = [express(log.calls(), Dialect(3, "log"))[1] for log in (old, new)]
-    before = set(reasons[0].values())
-    for problem, why in reasons[1].items():
-        if why not in before:
-            unknown.append(f"{problem.name} {problem.shape}: {why}")
+    # Of many problems the costliest is the example.
+    examples = {why: problem for problem, why in reversed(reasons[1].items())}
+    for why in examples.keys() - set(reasons[0].values()):
+        unknown.append(f"{examples[why].name} {examples[why].shape}: {why}")
     one, other = (
         f"oneDNN {' '.join(log.versions)}, {log.onednn_lines} lines" for log in (old, new)
     )
