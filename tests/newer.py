@@ -149,7 +149,7 @@ def run_tests(name: str, command: Sequence[str]) -> Iterator[Row]:
     numbers = (
         re.fullmatch(r"[= ]*(\d+ .*(?:passed|failed|error).* in [\d.]+s).*", x) for x in lines
     )
-    shown = "; ".join(match[1] for match in numbers if match)
+    shown = "; ".join(re.sub(r", \d+ warnings?", "", match[1]) for match in numbers if match)
     yield Row(name, "", shown or "no test ran", OK if status == 0 and shown else FAILED)
 
 
@@ -188,7 +188,7 @@ def judge_steps(content: Mapping[str, Any], *, slower: float) -> Iterator[Row]:
             if other is not None:
                 # How many times as fast the old one is: the median of the rounds.
                 ratio = workload["ratios"][f"{other}/{name}"]
-                title = f"{name}, {sizes['images']} × {sizes['image_size']}"
+                title = f"step of {name}, {sizes['images']} × {sizes['image_size']}"
                 old, new = (f"{significant(steps[x]['median_s'], 3)} s" for x in (other, name))
                 verdict = f"{ratio:.2f}× the time"
                 yield Row(

@@ -42,7 +42,7 @@ def steps(*seconds: float) -> dict[str, Any]:
 def test_slower_steps_fail(seconds: tuple[float, float], verdict: str) -> None:
     for content in (steps(*seconds), {"workloads": [steps(*seconds)]}):
         (row,) = judge_steps(content, slower=1.1)
-        assert row.check == "torch, 2 × 800" and row.old == "2 s"
+        assert row.check == "step of torch, 2 × 800" and row.old == "2 s"
         assert row.verdict.startswith(verdict)
         assert row.passes == verdict.startswith(OK)
 
@@ -93,7 +93,11 @@ def test_check_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("prints", "status", "row"),
     [
-        ("=== 3 passed, 1 skipped in 1.5s ===", 0, ("3 passed, 1 skipped in 1.5s", "ok")),
+        (
+            "=== 3 passed, 1 skipped, 2 warnings in 1.5s ===",
+            0,
+            ("3 passed, 1 skipped in 1.5s", "ok"),
+        ),
         (
             "=== 1 failed, 3 passed in 61.5s (0:01:01) ===",
             1,
