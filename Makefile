@@ -8,7 +8,8 @@
 # make fuzz    search for inputs that break a reader: FUZZ_SECONDS each (60), FUZZ_TARGETS (all)
 # make torture kill a run of two ranks at random moments, 50 times, and compare its end: 20 minutes
 # make lint    ruff, format, types;  make audit   known holes of what is pinned, by pip-audit: see SECURITY.md
-# make update  move all pins to the newest versions once the tests pass, and compare a step with them: half an hour
+# make update  move all pins to the newest versions once the tests pass and a step is as fast: half an hour
+# make next    try the newest torch and torchvision, pre-releases too, likewise; no pin moves (TIER, SLOWER, BENCH, NEXT)
 # make release lint, test and audit (CHECKS), build and try this version;  make image   by DOCKER (docker): see docs/docker.md
 # Each makes .venv if it is missing, with PYTHON=<path> or the newest. TORCH_INDEX=<url> has CPU-only wheels of torch.
 
@@ -19,7 +20,7 @@ python = $(environment)/bin/python
 FUZZ_SECONDS = 60
 FUZZ_TARGETS = annotations checkpoint config environment hosts image index log mlperf openimages topology voc weights yolo
 
-.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image release intel-mpi open-mpi browser update tools setup clean
+.PHONY: demo test-fast test test-all ipex-tests test-pythons ipex serving openvino fuzz torture lint audit image release intel-mpi open-mpi browser update next tools setup clean
 
 # Without a compiler it takes longer; a line says so.
 demo: setup
@@ -63,23 +64,16 @@ fuzz:
 audit: setup
 	for file in requirements/*.txt; do ./setup.sh uv tool run pip-audit@2.10.1 --strict --no-deps --disable-pip --requirement $$file || failed=1; done; [ -z "$$failed" ]
 
-# One resolution for all Pythons; markers tell where they must differ. The old pins stay in .venv until then.
-resolve = ./setup.sh uv pip compile --quiet --universal --python-version 3.11 --upgrade \
-    --custom-compile-command "make update" --output-file .pins/requirements
-update: tools
-	rm -rf .pins && mkdir -p .pins/requirements
-	$(resolve).txt pyproject.toml
-	for extra in serving openvino; do $(resolve)/$$extra.txt pyproject.toml --constraints .pins/requirements.txt --extra $$extra || exit; done
-	$(resolve)/dev.txt pyproject.toml --constraints .pins/requirements/serving.txt --extra serving --group dev
-	$(resolve)/fuzz.txt pyproject.toml --constraints .pins/requirements.txt --group fuzz
-	$(resolve)/ipex.txt pyproject.toml --group ipex --group dev
-	for family in intel-mpi open-mpi; do $(resolve)/$$family.txt --group $$family || exit; done
-	$(MAKE) test environment=.venv-update PINS=.pins
-	.venv-update/bin/retinanet profile bench step --contestants torch --against $(python)
-	cp -r .pins/. . && rm -rf .pins && git diff --stat -- requirements.txt requirements
+# TIER: target that runs the suite. SLOWER: how many times as long a step may take. BENCH: options of `bench step`.
+# NEXT: what `make next` installs, such as NEXT="torch==2.14.* torchvision"; TORCH_INDEX may be one of nightly builds.
+TIER = test
+SLOWER = 1.1
+BENCH = --contestants torch,torch-onednn,torchvision-tuned
+NEXT = torch torchvision
+update next: tools ; @$(python) -m tests.newer $@ --packages "$(NEXT)" --tier $(TIER) --slower $(SLOWER) --bench="$(BENCH)"
 
 tools: ; @./setup.sh tools && SETUP_VENV=$(environment) ./setup.sh dev
 
 setup ipex serving openvino intel-mpi open-mpi browser: ; @SETUP_VENV=$(environment) ./setup.sh $(filter-out setup,$@)
 
-clean: ; rm -rf .venv .venv-* .uv dist .pins .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ; rm -rf .venv .venv-* .uv dist .pins .pins-next .mypy_cache .ruff_cache .pytest_cache .hypothesis

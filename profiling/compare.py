@@ -8,10 +8,13 @@ conditions on the ratio of both sides.
 import json
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
@@ -19,7 +22,7 @@ from rich.console import Console
 from common import charts
 from common.charts import Bar, Cell, Column, Piece, Table, text_column
 from common.cli import add_command, positive
-from common.console import make_console, print_line, significant
+from common.console import make_console, print_cautions, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
@@ -33,22 +36,26 @@ if TYPE_CHECKING:
 ABOUT = """\
 Compare two oneDNN logs: kinds, problems, calls and times. Calls that only one side makes come
 first; this is how the paper found backward convolutions of frozen layers. If both logs have marks
-of steps (profile.onednn), mean steps are compared, otherwise whole logs."""
+of steps (profile.onednn), mean steps are compared, otherwise whole logs. A folder's logs are read
+as one: the ranks of a run, or several runs of a program, which even out noise."""
 
 EPILOG = """\
 --fail-if CONDITION: exit with status 4 if the condition holds, after all output. The number is that
 of the first log divided by that of the second:
   total > 1.1                        time of all calls
+  wall > 1.1                         time of a step by its marks, what is not in oneDNN included
   convolution > 1.1                  time of a kind
   convolution backward data > 1.1    time of a kind and direction
-  reorder calls > 1                  calls of a kind; `calls > 1` of all
+  reorder calls > 1                  calls of a kind; `calls > 1` of all, `calls < 1` if some are
+                                     missing, perhaps because torch computes them without oneDNN
 
 files in --out DIR: comparison.csv, comparison.png, comparison.svg
 
 examples:
   retinanet profile compare ours.log reference.log
   retinanet profile compare runs/openimages/onednn runs/coco/onednn --names openimages,coco
-  retinanet profile compare new.log old.log --fail-if 'total > 1.1' --fail-if 'calls > 1'"""
+  retinanet profile compare new.log old.log --fail-if 'total > 1.1' --fail-if 'calls > 1'
+  retinanet profile compare logs/new logs/old --fastest --fail-if 'wall > 1.1'   # several runs"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,10 @@ class CompareOptions:
         "names of the two sides (default: their file names)", default=None, metavar="A,B"
     )
     ignore_types: bool = flag("match problems of different types")
+    fastest: bool = flag(
+        "take each problem's calls to be as fast as its fastest one, and a step as the fastest: "
+        "less noise than means"
+    )
     top: int = option("problems per table", default=15, parse=positive, metavar="N")
     fail_if: list[str] | None = option(
         "see below; repeatable", default=None, action="append", metavar="CONDITION"
@@ -80,7 +91,11 @@ def run_compare(options: CompareOptions) -> int:
     paths = (options.first, options.second)
     names = choose_names(options.names, *paths)
     logs = [read_with_progress(log_files(path), console) for path in paths]
-    comparison = compare(*map(Side, names, logs), with_types=not options.ignore_types)
+    sides = map(Side, names, logs)
+    with_types = not options.ignore_types
+    comparison = compare(*sides, with_types=with_types, by_fastest=options.fastest)
+    if conditions:
+        require_parsed(comparison)
     # Before any output: an unknown kind in a condition is an error of the command line.
     ratios = [compute_ratio(condition, comparison) for condition in conditions]
     print_comparison(console, comparison, top=options.top)
@@ -90,6 +105,8 @@ def run_compare(options: CompareOptions) -> int:
             "first": comparison.first.name,
             "second": comparison.second.name,
             "by_step": comparison.is_by_step,
+            "by_fastest": comparison.is_by_fastest,
+            "wall_ms": comparison.wall_ms,
             "kinds": [
                 {name: kind.record()[name] for name in KIND_FIELDS}
                 for kind in sum_by_kind(comparison.pairs)
@@ -123,7 +140,8 @@ def choose_names(names: str | None, first: Path, second: Path) -> tuple[str, str
             raise InputError(f"--names {names!r}: expected two names separated by a comma")
         return left, right
     # Logs of two runs often have the same file name: folders are added until the ends differ.
-    parts = [path.resolve().with_suffix("").parts for path in (first, second)]
+    whole = [path.resolve() for path in (first, second)]
+    parts = [(path if path.is_dir() else path.with_suffix("")).parts for path in whole]
     for count in range(1, max(map(len, parts)) + 1):
         left, right = ("/".join(part[-count:]) for part in parts)
         if left != right:
@@ -227,6 +245,13 @@ class Comparison:
     second: Side
     pairs: Sequence[Pair]
     is_by_step: bool  # Whether calls and times are those of a step
+    is_by_fastest: bool  # Whether times are those of the fastest calls, times their number
+
+    @property
+    def wall_ms(self) -> list[float] | None:
+        """The mean or fastest step of both sides by its marks; None where one has no marks."""
+        times = [side.log.step_ms for side in (self.first, self.second)]
+        return list(map(min if self.is_by_fastest else fmean, times)) if all(times) else None
 
     # Calls per step are fractions, so equality needs a tolerance.
     @property
@@ -243,17 +268,20 @@ class Comparison:
 
 
 def compare(
-    first: Side, second: Side, *, with_types: bool = True, by_step: bool | None = None
+    first: Side,
+    second: Side,
+    *,
+    with_types: bool = True,
+    by_step: bool | None = None,
+    by_fastest: bool = False,
 ) -> Comparison:
     """Match the work of two sides; `with_types`: only with the same types of numbers.
 
     `by_step`: the mean step of a side is compared with the other's, else a whole log with the
-    other. None: where both logs mark their steps.
+    other. None: where both logs mark their steps. `by_fastest`: a problem's time is that of its
+    fastest call, times its calls.
     """
-    steps = [
-        len({(where.rank, where.step) for where in side.log.executions if where.step is not None})
-        for side in (first, second)
-    ]
+    steps = [count_steps(side.log) for side in (first, second)]
     is_by_step = all(steps) if by_step is None else by_step
     matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
@@ -270,10 +298,18 @@ def compare(
             )
             pair = matched.setdefault(key, Pair(key))
             total = (pair.first, pair.second)[place]
-            total.add(SideCalls(calls.count / divisor, calls.total_ms / divisor))
+            ms = calls.count * calls.least_ms if by_fastest else calls.total_ms
+            total.add(SideCalls(calls.count / divisor, ms / divisor))
             total.implementations[problem.implementation] = None
             total.layouts[problem.layouts] = None
-    return Comparison(first, second, list(matched.values()), is_by_step=is_by_step)
+    pairs = list(matched.values())
+    return Comparison(first, second, pairs, is_by_step=is_by_step, is_by_fastest=by_fastest)
+
+
+def count_steps(log: OneDnnLog) -> int:
+    """Return how many marked steps have calls, or have begun: several runs repeat the numbers."""
+    places = {(where.rank, where.step) for where in log.executions if where.step is not None}
+    return max(len(places), log.steps_begun) if places else 0
 
 
 def sum_by_kind(pairs: Sequence[Pair]) -> list[Pair]:
@@ -297,14 +333,26 @@ NOT_CALLED = "–"
 LONGEST_HEADING = 14
 MOSTLY_DIFFERENT = 0.5
 """Share of the time in unmatched work from which a hint is printed."""
+NOISE = 1.1
+"""How far the ratios of means and of fastest calls differ, from which on a hint is printed."""
+MOST_NOT_PARSED = 0.01
+"""Share of oneDNN's lines above which no condition is decided; a killed run truncates its last."""
 
 
 def print_comparison(console: Console, comparison: Comparison, *, top: int) -> None:
     """Print what is compared, kinds, calls of one side, then calls of both."""
+    print_cautions(console, differences(comparison))
     for place, side in (("first", comparison.first), ("second", comparison.second)):
         print_line(console, f"{place + ':':<8}{side.name}; {describe_library(side.log)}")
     scope = "per step" if comparison.is_by_step else "of the whole logs"
-    print_line(console, f"calls and times are {scope}")
+    fastest = "; times are those of each problem's fastest call" if comparison.is_by_fastest else ""
+    print_line(console, f"calls and times are {scope}{fastest}")
+    if comparison.wall_ms:
+        one, other = comparison.wall_ms
+        which = "fastest" if comparison.is_by_fastest else "mean"
+        print_line(
+            console, f"{which} step by the marks: {one:,.1f} and {other:,.1f} ms, {one / other:.2f}"
+        )
     # Names as headings: the ends of long ones.
     left, right = (
         name if len(name) <= LONGEST_HEADING else f"…{name[1 - LONGEST_HEADING :]}"
@@ -338,8 +386,65 @@ def print_comparison(console: Console, comparison: Comparison, *, top: int) -> N
             rows = pair_rows(pairs[:top], names, with_extra=with_extra, not_called=NOT_CALLED)
             table = Table(title.format(count), columns("problem", ",.2f", last), rows)
             console.print(table.for_console(show_lines=True, vertical="bottom"))
-    if hint := hint_on_types(comparison):
+    for hint in filter(None, (hint_on_types(comparison), hint_on_noise(comparison))):
         print_line(console, hint)
+
+
+def differences(comparison: Comparison) -> Iterator[str]:
+    """Yield why the two sides may not be comparable: conditions, length, lines not understood."""
+    logs = (comparison.first.log, comparison.second.log)
+    for name, values in (
+        ("instruction sets", [log.instruction_sets for log in logs]),
+        ("threads", [log.run_threads for log in logs]),
+    ):
+        if all(values) and values[0] != values[1]:
+            one, other = (" and ".join(map(str, value)) for value in values)
+            yield f"{name} differ: {one}; {other}"
+    costs: defaultdict[float, float] = defaultdict(float)
+    for pair in comparison.pairs:
+        if pair.first.calls and pair.second.calls:
+            costs[round(pair.first.calls / pair.second.calls, 9)] += pair.cost_ms
+    ratio, cost = max(costs.items(), key=itemgetter(1), default=(1.0, 0.0))
+    if not comparison.is_by_step and ratio != 1 and 2 * cost > sum(costs.values()):
+        yield (
+            f"most problems have {ratio:.3g} times as many calls in the first log; if it is of "
+            "more or fewer passes, log equally many, or mark steps"
+        )
+    for log in logs:
+        if log.not_understood_count:
+            yield describe_not_parsed(log)
+
+
+def describe_not_parsed(log: OneDnnLog) -> str:
+    """Return how many of oneDNN's lines are not compared, and why the first is not."""
+    count, example = log.not_understood_count, log.not_understood[0]
+    return (
+        f"{example.file}: {count:,} of {log.onednn_lines:,} oneDNN lines cannot be parsed and are "
+        f"not compared; the first is line {example.line}: {example.why}"
+    )
+
+
+def require_parsed(comparison: Comparison) -> None:
+    """Raise InputError if so many lines are not understood that no condition can be decided."""
+    for log in (comparison.first.log, comparison.second.log):
+        if log.not_understood_count > MOST_NOT_PARSED * log.onednn_lines + 1:
+            raise InputError(f"--fail-if: {describe_not_parsed(log)}")
+
+
+def hint_on_noise(comparison: Comparison) -> str:
+    """Return a hint if means and fastest calls have different ratios; else an empty text."""
+    if comparison.is_by_fastest:
+        return ""
+    sides, by_step = (comparison.first, comparison.second), comparison.is_by_step
+    other = compare(*sides, by_step=by_step, by_fastest=True)
+    means, fastest = (sum_pairs(each.pairs, "").ratio or 1 for each in (comparison, other))
+    if max(means, fastest) < NOISE * min(means, fastest):
+        return ""
+    return (
+        f"the ratio of all calls is {means:.2f}, that of each problem's fastest call "
+        f"{fastest:.2f}: some calls were slow, perhaps the first ones or while the machine was "
+        "busy; log again, or use --fastest"
+    )
 
 
 def describe_library(log: OneDnnLog) -> str:
@@ -457,12 +562,17 @@ ADVICE = (
 )
 
 
+NO_MARKS = (
+    "it needs steps in both logs, marked by `profilednn_mark,MILLISECONDS,begin,1` and `…,end,1`"
+)
+
+
 @dataclass(frozen=True)
 class Condition:
     """The first log's number over the second's, against a bound."""
 
     text: str
-    name: str  # `total`, or a kind with or without its direction
+    name: str  # `total`, `wall`, or a kind with or without its direction
     is_of_calls: bool  # Numbers of calls; else times
     operator: str
     bound: float
@@ -487,8 +597,13 @@ def compute_ratio(condition: Condition, comparison: Comparison) -> float:
     """Return the number that a condition is about; infinite if only the first has such calls.
 
     Raises:
-        InputError: Neither log has such a kind.
+        InputError: Neither log has such a kind, or any time.
     """
+    if condition.name == "wall":
+        if comparison.wall_ms is None or condition.is_of_calls:
+            raise InputError(f"--fail-if {condition.text!r}: {NO_MARKS}")
+        first, second = comparison.wall_ms
+        return divide(first, second, condition)
     kinds = sum_by_kind(comparison.pairs)
     name = condition.name.replace("_", " ")
     chosen = [
@@ -505,10 +620,18 @@ def compute_ratio(condition: Condition, comparison: Comparison) -> float:
     first, second = (
         side.calls if condition.is_of_calls else side.ms for side in (total.first, total.second)
     )
-    if not second:
-        # Without such calls on either side, both are equal.
-        return float("inf") if first else 1.0
-    return first / second
+    return divide(first, second, condition)
+
+
+def divide(first: float, second: float, condition: Condition) -> float:
+    """Return the ratio of two numbers, infinite if only the second is 0.
+
+    Raises:
+        InputError: Both are 0.
+    """
+    if first or second:
+        return first / second if second else float("inf")
+    raise InputError(f"--fail-if {condition.text!r}: neither log has a time above 0 for it")
 
 
 add_compare = partial(

@@ -117,7 +117,7 @@ def merge_equal(calls: Mapping[Problem, Calls]) -> Mapping[Problem, Calls]:
     merged: dict[Problem, Calls] = {}
     for problem, counted in calls.items():
         kept = first.setdefault(identity(problem), problem)
-        merged.setdefault(kept, Calls()).add(counted.total_ms, counted.count)
+        merged.setdefault(kept, Calls()).merge(counted)
     return merged
 
 

@@ -7,6 +7,7 @@ here.
 
 import gzip
 import io
+import math
 import re
 import zlib
 from collections import Counter
@@ -43,16 +44,25 @@ class Calls:
 
     count: int = 0
     total_ms: float = 0.0
+    least_ms: float = field(default=math.inf, compare=False)
+    """The time of the fastest call, which other load disturbs least."""
 
     @property
     def mean_ms(self) -> float:
         """Milliseconds per call."""
         return self.total_ms / self.count
 
-    def add(self, milliseconds: float, count: int = 1) -> None:
-        """Add calls and their total time."""
-        self.count += count
+    def add(self, milliseconds: float) -> None:
+        """Add a call."""
+        self.count += 1
         self.total_ms += milliseconds
+        self.least_ms = min(self.least_ms, milliseconds)
+
+    def merge(self, other: "Calls") -> None:
+        """Add other calls."""
+        self.count += other.count
+        self.total_ms += other.total_ms
+        self.least_ms = min(self.least_ms, other.least_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,9 @@ class OneDnnLog:
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[LogPosition, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
+    steps_begun: int = 0
+    """Begins of steps; several logs of one program have each number of a step several times."""
+    step_ms: list[float] = field(default_factory=list)  # Wall-clock time of each complete step
     lines: int = 0  # Lines of all files, other programs' included
     onednn_lines: int = 0
     not_understood_count: int = 0
@@ -102,7 +115,7 @@ class OneDnnLog:
         merged: dict[Problem, Calls] = {}
         for problems in places:
             for problem, calls in problems.items():
-                merged.setdefault(problem, Calls()).add(calls.total_ms, calls.count)
+                merged.setdefault(problem, Calls()).merge(calls)
         return merged
 
     @property
@@ -202,7 +215,7 @@ def number_ranks(log: OneDnnLog) -> None:
         rank = -1 - (where.rank or 0) if are_ranks else None
         problems = log.executions.setdefault(where._replace(rank=rank), {})
         for problem, calls in log.executions.pop(where).items():
-            problems.setdefault(problem, Calls()).add(calls.total_ms, calls.count)
+            problems.setdefault(problem, Calls()).merge(calls)
 
 
 class _Reader:
@@ -324,12 +337,15 @@ class _Reader:
         place = LogPosition(self.rank, mark.step, mark.phase)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
+            self.log.steps_begun += mark.phase is None
             self.where[self.rank] = place
             return
         # An end without a begin is possible: the log may have been cut at its front.
         if (begun := self.begun.pop(place, None)) is not None:
-            spent = self.log.phase_ms.get(place, 0.0)
-            self.log.phase_ms[place] = spent + mark.milliseconds - begun
+            passed = mark.milliseconds - begun
+            self.log.phase_ms[place] = self.log.phase_ms.get(place, 0.0) + passed
+            if mark.phase is None:
+                self.log.step_ms.append(passed)
         # After a phase its step goes on; after a step nothing is open.
         self.where[self.rank] = (
             LogPosition(self.rank, mark.step) if mark.phase else LogPosition(self.rank)

@@ -296,6 +296,17 @@ def copy_ablation_results(path: Path, _: Path) -> None:
     shutil.copytree(results, path, ignore=shutil.ignore_patterns("ablations.*", "pictures"))
 
 
+def log_resnet18(path: Path, made: Path) -> None:
+    """Log two passes of the example of a program; both sides of a comparison have the same."""
+    path.mkdir(parents=True)
+    program = REPOSITORY / "docs/examples/time_resnet18.py"
+    command = f"ONEDNN_VERBOSE=1 python {program} 2"
+    if path.name == "old":
+        make_once("logs/new", made)
+        command = f"cat {path.with_name('new')}/1.log"
+    run_shell(f"{command} > {path}/1.log", made)
+
+
 def train_demo(path: Path, _: Path) -> None:
     """Train a small version of the demo, with log, trace and counters of its last steps."""
     settings = [*SCENES, *SMALL, "training.max_steps=4", "profile.perf=true"]
@@ -395,6 +406,8 @@ LABELS = "sets/openimages/train/labels/openimages-mlperf.json"
 FIXTURES: dict[str, Make] = {
     "sets/openimages": make_openimages,
     "sets/coco": make_coco,
+    "logs/new": log_resnet18,
+    "logs/old": log_resnet18,
     "photos": copy_fixture("sets/openimages/train/data"),
     "train.json": copy_fixture(LABELS),
     "val.json": copy_fixture(LABELS),

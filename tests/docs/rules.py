@@ -572,6 +572,14 @@ RULES = (
     run(  # measuring peaks takes half a minute
         r"retinanet profile stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
     ),
+    bash(
+        r"for run in 1 2 3; do\n.*time_resnet18.*\ndone",
+        instead=(
+            (r"1 2 3", "1"),
+            (r"\.venv-\$side/bin/python (\S+) 30", r"python docs/examples/\1 2"),
+        ),
+        writes=("logs/new/1.log", "logs/old/1.log"),
+    ),
     run(r"retinanet profile (?:stats|compare) .*"),
     run(r"retinanet profile benchdnn .*", QUICK_REPLAY),
     run(

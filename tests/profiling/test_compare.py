@@ -111,6 +111,86 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
         compute_ratio(parse_condition("reorder > 1"), comparison)
 
 
+def runs(folder: Path, *step_ms: float, calls: str = FORWARD, slow: str = "") -> Path:
+    """Write a log for each run of a program, all with the step 1; the last one is slow."""
+    folder.mkdir()
+    for run, milliseconds in enumerate(step_ms):
+        begin, end = (
+            mark_line(Mark(time, edge, 1, None)).strip()
+            for time, edge in ((0.0, True), (milliseconds, False))
+        )
+        write_log(folder / f"{run}.log", begin, slow if run and slow else calls, end)
+    return folder
+
+
+def test_several_runs_are_as_many_steps_and_the_fastest_ones_have_less_noise(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    slow = FORWARD.rsplit(",", 1)[0] + ",25"
+    new, old = runs(tmp_path / "new-2.15", 3, 9, slow=slow), runs(tmp_path / "old-2.8", 6, 7, 8)
+    command = ("compare", new, old, "--fail-if", "wall > 0.6", "--fail-if", "total > 1.1")
+    done = run_here(main, *command)
+    assert done.returncode == 4
+    assert "mean step by the marks: 6.0 and 7.0 ms, 0.86" in done.stdout
+    assert "FAILED: total > 1.1: ratio 50.500" in done.stdout  # (0.25 + 25) / 2 and 0.25
+    assert (
+        "the ratio of all calls is 50.50, that of each problem's fastest call 1.00" in done.stdout
+    )
+    assert "│ total               │        1 │       1 │" in done.stdout  # calls of a step, names
+    assert "new-2.15" in done.stdout and "old-2.8" in done.stdout
+    done = run_here(main, *command, "--fastest")
+    assert done.returncode == 0
+    assert "passed: wall > 0.6: ratio 0.500" in done.stdout and "fastest call" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "caution"),
+    [
+        ([FORWARD] * 4, [FORWARD] * 2, "most problems have 2 times as many calls in the first log"),
+        (
+            ["onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:4", FORWARD],
+            ["onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:2", FORWARD],
+            "threads differ: 4; 2",
+        ),
+        (
+            [FORWARD, "onednn_verbose,v1,primitive,exec,cpu,new"],
+            [FORWARD],
+            "first is line 2: 2 fields",
+        ),
+    ],
+)
+def test_what_makes_two_logs_hard_to_compare_is_said_first(
+    tmp_path: Path, run_here: RunHere, first: list[str], second: list[str], caution: str
+) -> None:
+    logs = write_log(tmp_path / "a.log", *first), write_log(tmp_path / "b.log", *second)
+    done = run_here(main, "compare", *logs, "--fail-if", "convolution > 3")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("caution: ")]
+    assert caution in line
+
+
+@pytest.mark.parametrize(
+    ("lines", "condition", "why"),
+    [
+        ([FORWARD], "wall > 1", "it needs steps in both logs"),
+        (
+            [FORWARD, *["onednn_verbose,v1,primitive,exec,cpu,new"] * 3],
+            "total > 1",
+            "3 of 4 oneDNN",
+        ),
+        ([FORWARD.rsplit(",", 1)[0] + ",0"], "total > 1", "neither log has a time above 0"),
+        ([FORWARD.rsplit(",", 1)[0]], "total > 1", "the last field is not a time"),
+    ],
+)
+def test_conditions_that_the_logs_cannot_decide(
+    tmp_path: Path, run_here: RunHere, lines: list[str], condition: str, why: str
+) -> None:
+    log = write_log(tmp_path / "a.log", *lines)
+    done = run_here(main, "compare", log, log, "--fail-if", condition)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert why in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "ratio"),
     [
