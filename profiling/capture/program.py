@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,8 @@ def show_logs(console: Console, out: Path, *, steps: tuple[int, int] | None) -> 
             what += f" in steps {steps[0]}-{steps[1]} of an optimizer"
         reason = "no process that imported torch"
         console.print(f"capture: {reason} {what}: nothing was logged", soft_wrap=True)
+        with suppress(OSError):  # not empty
+            out.rmdir()
         return BAD_INPUT
     stats = [*installed_command("profiling"), "stats", str(out)]
     print_summary(
