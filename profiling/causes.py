@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from common.charts import Column, Table, text_column
 from profiling.onednn_log.log import Calls, OneDnnLog, work_of
 from profiling.onednn_log.parse import Operator
-from profiling.onednn_log.work import Problem, is_fallback, kind_and_direction
+from profiling.onednn_log.work import (
+    CONVOLUTIONS,
+    Problem,
+    is_fallback,
+    kind_and_direction,
+    named_sizes,
+)
 from profiling.sums import ProblemCalls
 
 MEASURES = (
@@ -92,16 +98,12 @@ def costliest(modules: Counter[str], total: float) -> str:
 
 
 def fallback_table(log: OneDnnLog, rows: Sequence[ProblemCalls]) -> Table:
-    """Return the problems that a fallback or plain C++ computes, with why others were skipped.
+    """Return the problems that general code computes, with why other code was skipped.
 
     A reason begins with the implementation, or with the file of oneDNN that refused. The line of
     such a file does not name the problem: it was written before another line of the same kind.
     """
-    slow = [
-        row
-        for row in rows
-        if is_fallback(row.problem) or row.problem.implementation.startswith("simple")
-    ]
+    slow = [row for row in rows if is_general(row.problem)]
     columns = (
         *map(text_column, ("primitive", "implementation", "types", "shape")),
         *MEASURES,
@@ -119,8 +121,21 @@ def fallback_table(log: OneDnnLog, rows: Sequence[ProblemCalls]) -> Table:
         for row in slow
     ]
     share = sum(row.share for row in slow)
-    title = f"{len(slow)} problems without code for this processor, {share:.1%} of oneDNN's time"
+    title = f"{len(slow)} problems by general code, {share:.1%} of oneDNN's time, and why"
     return Table(title, columns, cells)
+
+
+def is_general(problem: Problem) -> bool:
+    """Return whether code that is not made for the problem computes it.
+
+    It is a fallback, plain C++ (`simple`), or code for dense convolutions in a depthwise one.
+    """
+    name = problem.implementation
+    if is_fallback(problem) or name.startswith("simple"):
+        return True
+    sizes = named_sizes(problem.shape) if problem.kind in CONVOLUTIONS else {}
+    is_depthwise = sizes.get("g", 1) > 1 and sizes["g"] == sizes.get("ic") == sizes.get("oc")
+    return is_depthwise and "dw" not in name and "depthwise" not in name
 
 
 def reasons(log: OneDnnLog, problem: Problem) -> list[str]:

@@ -54,7 +54,7 @@ files in --out DIR:
   primitives.csv      a row for each distinct problem, the costliest first
   parameters.csv      the same problems with the fields of the paper's Table 2
   operators.csv       the torch operators and modules of each problem, if the log has them
-  fallbacks.csv       problems by references, GEMM or plain C++; why others were skipped
+  fallbacks.csv       problems that general code computes, and why other code was skipped
   distribution.png    time by kind and direction; also .svg
   roofline.png        rate of each problem and the machine's peaks; also .svg
   peaks.json          the peaks, if this command measured them"""
@@ -236,7 +236,7 @@ REASONS = 4  # Lines of reasons for a problem on the terminal; the file has all
 def print_causes(
     console: Console, log: OneDnnLog, rows: Sequence[ProblemCalls], *, top: int
 ) -> None:
-    """Print operators, where the log has them, and problems that faster implementations refused."""
+    """Print operators, where the log has them, and problems that general code computes."""
     if log.operators:
         console.print(operator_table(log, top=top).for_console())
     slow = fallback_table(log, rows)
@@ -251,7 +251,7 @@ def print_causes(
     columns = (text_column("problem"), *MEASURES, text_column("skipped implementations"))
     console.print(Table(slow.title, columns, cells).for_console(show_lines=True))
     if not log.skipped:
-        print_line(console, "for the reasons, add dispatch: ONEDNN_VERBOSE=profile_exec,dispatch")
+        print_line(console, "for the reasons, log with ONEDNN_VERBOSE=profile_exec,dispatch")
 
 
 def print_phases(console: Console, log: OneDnnLog) -> None:

@@ -272,6 +272,8 @@ class _Reader:
     def line(self, line: str) -> None:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
             self.onednn_line(line, self.rank)  # The fast path of almost all lines
+        elif line.startswith(parse.CHOSEN):
+            self.chosen_line(line.removeprefix(parse.CHOSEN))
         elif "_verbose," in line:
             # Ranks that write to one pipe can merge two lines, or a line with other output.
             starts = [match.start() for match in parse.MARKER.finditer(line)]
@@ -332,6 +334,15 @@ class _Reader:
             assert meaning.problem is not None
             self.add_reasons(meaning.problem)
         self.executed += 1
+
+    def chosen_line(self, line: str) -> None:
+        try:
+            problem = parse.parse_head(split_head(line.rstrip().partition(",")[2])).problem
+        except ValueError as error:
+            self.not_understood(line, str(error))
+        else:
+            if problem is not None:
+                self.add_reasons(problem)
 
     def add_dispatch(self, meaning: Meaning) -> None:
         self.log.dispatches[meaning.text] += 1

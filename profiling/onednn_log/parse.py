@@ -6,6 +6,7 @@
     onednn_verbose,v1,graph,exec,cpu,100002,sdp,…                            graphs and ukernels
     profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
     profilednn_mark,1795230198092.801,begin,20,forward                       milliseconds since 1970
+    profilednn_chosen,onednn_verbose,v1,primitive,exec,cpu,convolution,…     not a recorded step's
     profilednn_operator,{"name": "aten::addmm", "caller": "aten::linear", …}    of the next lines
 
 oneDNN's own page on its verbose mode describes the fields; the others (1.0's missing attributes,
@@ -255,6 +256,9 @@ def attention_problem(fields: list[str]) -> Problem:
 
 MARK = "profilednn_mark,"
 OPERATOR = "profilednn_operator,"
+CHOSEN = "profilednn_chosen,"
+"""Begins executions outside of the recorded steps: none of them counts, but each is the primitive
+of the reasons before it."""
 FACTS = "profilednn_facts,"
 COUNTS = ("rank", "ranks", "threads", "images_a_step")
 PHASES = ("data", "forward", "loss", "backward", "optimizer")

@@ -33,6 +33,7 @@ struct Thread {
   std::vector<Frame> frames;  // those below `depth` are running; the others keep their memory
   size_t depth = 0;
   const std::string* module = nullptr;
+  bool has_reasons = false;  // the running operator has chosen an implementation
 };
 thread_local Thread thread;
 
@@ -92,6 +93,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
 void end(const at::RecordFunction& function, at::ObserverContext*) {
   if (function.isAsync() || thread.depth == 0) return;
   const Frame& frame = thread.frames[--thread.depth];
+  thread.has_reasons = false;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) thread.module = frame.module_before;
 }
 
@@ -165,7 +167,10 @@ ssize_t take_output(void*, const char* text, size_t size) {
     return size;
   }
   const bool is_execution = memmem(text, size, ",exec,", 6);
-  if (is_execution && !is_recording) return size;
+  // Outside of the recorded steps, what an operator executes after it has chosen implementations
+  // is written, but marked: it tells which primitive the reasons before it are about.
+  if (is_execution && !is_recording && !thread.has_reasons) return size;
+  if (!is_execution) thread.has_reasons = true;
   const std::string line = describe_operator();
   std::lock_guard<std::mutex> lock(state->mutex);
   if (!open_log()) return size;
@@ -173,7 +178,7 @@ ssize_t take_output(void*, const char* text, size_t size) {
     put(line);
     state->operator_line = line;
   }
-  put(std::string(text, size));
+  put((is_execution && !is_recording ? "profilednn_chosen," : "") + std::string(text, size));
   return size;
 }
 
