@@ -44,7 +44,7 @@ step is known. Without --steps everything is logged, a hundred kilobytes for a s
 examples:
   retinanet profile capture -- python train.py --epochs 1
   retinanet profile capture --steps 10-12 --out rn50 -- torchrun --nproc-per-node 2 train.py
-  retinanet profile stats capture"""
+  retinanet profile stats captured"""
 
 RECORDER = Path(__file__).resolve().parent / "recorder"
 VERBOSE = "error,profile_exec,dispatch"
@@ -66,7 +66,7 @@ class CaptureOptions:
     """The options of `retinanet profile capture`."""
 
     out: Path = option(
-        "folder of the logs, one of each process", default=Path("capture"), metavar="DIR"
+        "folder of the logs, one of each process", default=Path("captured"), metavar="DIR"
     )
     steps: tuple[int, int] | None = option(
         "log these steps only, such as 10-12", default=None, parse=step_window, metavar="A-B"

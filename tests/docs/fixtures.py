@@ -448,7 +448,7 @@ FIXTURES: dict[str, Make] = {
     "runs/mended": copy_fixture("runs/before"),  # the mended program is the one before the patch
     "runs/efficiency/replay.json": partial(replay_log, run="runs/after"),
     "my_train.py": write_my_train,
-    **dict.fromkeys(("capture", "capture-2"), capture_my_train),
+    **dict.fromkeys(("captured", "captured-2"), capture_my_train),
     "predictions/scenes.mp4": make_video,
     "predictions/found.json": detect("runs/demo/scenes/validation/data"),
     "predictions/video.json": detect("predictions/scenes.mp4"),

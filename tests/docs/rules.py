@@ -573,17 +573,12 @@ RULES = (
     bash(
         r"retinanet profile capture .*",
         needs=("my_train.py",),
-        writes=("capture",),
+        writes=("captured",),
         prints=("operators  known for 100.0% of oneDNN's time",),
     ),
     run(
-        r"retinanet profile stats capture .*",
-        needs=("capture",),
+        r"retinanet profile stats captured .*",
         unlike=("│ ", "4 problems by"),  # in order of time
-    ),
-    run(
-        r"retinanet profile (report|compare) capture.*",
-        needs=("capture", "capture-2"),
     ),
     run(
         r"retinanet profile trace .*",

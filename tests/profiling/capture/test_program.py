@@ -221,8 +221,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         return re.sub(r"\A(usage: .*\n)?", "", done.stderr)
 
     (tmp_path / "a.py").touch()
-    (tmp_path / "capture").mkdir()
-    (tmp_path / "capture" / "12.log").write_text("mine", encoding="utf-8")
+    (tmp_path / "captured").mkdir()
+    (tmp_path / "captured" / "12.log").write_text("mine", encoding="utf-8")
     assert error_of("--", "a.py").startswith("error: a.py: is not a command that can be run; write")
     assert "expected steps such as" in error_of("--steps", "4-2", "--", "true")
     assert "exists; give --overwrite" in error_of("--", "true")
