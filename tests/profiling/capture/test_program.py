@@ -67,8 +67,8 @@ def run_captured(folder: Path, program: str, *options: str) -> subprocess.Comple
     script.write_text(program, encoding="utf-8")
     return subprocess.run(
         [
-            *(sys.executable, "-m", "profiling", "capture", "--out", folder / "logs"),
-            *(*options[:-1], "--", sys.executable, script, *options[-1:]),
+            *(sys.executable, "-m", "profiling", "capture", "--out", str(folder / "logs")),
+            *(*options[:-1], "--", sys.executable, str(script), *options[-1:]),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{folder}"},
         capture_output=True,
