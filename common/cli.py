@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import BAD_INPUT, FINISHED, exit_code_for, format_error
+from common.errors import BAD_INPUT, FINISHED, InputError, exit_code_for, format_error
 from common.options import add_options, check_outputs, take_options
 from common.program import PROGRAM, command_words, console_script, module_name
 from common.streams import lost_output, open_streams
@@ -171,6 +171,25 @@ def run_with_options(options: type[Options], run: Callable[[Options], int], **pa
     record = take_options(options, parsed)
     check_outputs(record)
     return run(record)
+
+
+def command_to_run(words: Sequence[str], *, example: str) -> list[str]:
+    """Return the command in the words after a command's own options, where `--` may be first.
+
+    Raises:
+        InputError: There is none, or it begins with an option, or with a script that is not there.
+    """
+    program = list(words[1:] if words[:1] == ["--"] else words)
+    if not program:
+        raise InputError(f"no command to run; add -- {example}, or another command")
+    if program[0].startswith("-"):
+        raise InputError(
+            f"{program[0]}: expected a command after --, such as {example}; give the options "
+            "before --"
+        )
+    if program[0].endswith(".py") and not Path(program[0]).is_file():
+        raise InputError(f"{program[0]}: no such file in {Path.cwd()}; give the script's path")
+    return program
 
 
 def chart_file(text: str) -> Path:

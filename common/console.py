@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 
 from rich.console import (
@@ -164,6 +164,18 @@ def print_rows(console: Console, rows: Mapping[str, object], *, indent: str = ""
     width = max(map(len, rows))
     for name, value in rows.items():
         print_line(console, f"{indent}{name:<{width}}  {value}")
+
+
+def print_summary(
+    console: Console, *, headline: str, rows: Mapping[str, object], next_commands: Sequence[str]
+) -> None:
+    """Print a headline, rows of paths and facts, and commands to try next."""
+    console.print(f"\n{headline}", style="bold")
+    print_rows(console, rows, indent="  ")
+    if next_commands:
+        console.print("next:")
+        for command in next_commands:
+            print_line(console, f"  {command}")
 
 
 SMALLEST = 1e-4  # below it numbers are written with an exponent, as `1.2e-05`

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from numbers import Integral
 
 
@@ -77,7 +78,7 @@ def names_checked() -> Iterator[None]:
 
 def exit_code_for(error: BaseException) -> int:
     """Return the exit code of a command that such an error ends."""
-    if isinstance(error, InputError) or is_refused_name(error):
+    if isinstance(error, InputError) or is_refused_name(error) or missing_package(error):
         return BAD_INPUT
     if isinstance(error, NonFiniteLossError):
         return LOSS_NOT_FINITE
@@ -97,7 +98,25 @@ def format_error(error: BaseException) -> str | None:
         return f"{error} before the first step: nothing was written; run the same command again"
     if worker := killed_worker(error):
         return f"error: {worker}"
+    if package := missing_package(error):
+        return (
+            f"error: {package} is not installed, which this command needs; install it, or "
+            "retinanet-cpu with all that it needs"
+        )
     return "interrupted" if isinstance(error, KeyboardInterrupt) else None
+
+
+OUR_PACKAGES = ("common", "data", "launch", "profiling", "retinanet", "train")
+
+
+def missing_package(error: BaseException) -> str:
+    """Return the package of somebody else that an import did not find; empty if it is not that."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    package = (error.name or "").partition(".")[0]
+    # Of a package that is there, a module is missing: that is our bug, or the package's.
+    is_there = not package or package in OUR_PACKAGES or find_spec(package) is not None
+    return "" if is_there else package
 
 
 LONGEST = 2000  # characters of a message

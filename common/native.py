@@ -16,6 +16,7 @@ import ctypes
 import errno
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import re
@@ -29,8 +30,6 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import torch
 
 from common.cache_folders import (
     make_folder,
@@ -344,7 +343,10 @@ def link_with_loaded_openmp() -> list[str]:
 
     With a second copy each would have its own threads, and torch.set_num_threads would reach one.
     """
-    folder = str(Path(torch.__file__).parent)  # or the one beside it, torch.libs
+    # Loaded here: whoever only looks for a compiler may have no torch.
+    folder = str(
+        Path(str(importlib.import_module("torch").__file__)).parent
+    )  # or the one beside it, torch.libs
     loaded = sorted(mapped_files("libgomp"), key=lambda path: not str(path).startswith(folder))
     if not loaded:
         return ["-fopenmp"]

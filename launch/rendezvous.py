@@ -29,8 +29,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
-import mpi4py
-
 from common.errors import InputError, exit_code_for, format_error
 from common.machine import ancestors
 from launch.hosts import expand_hosts
@@ -281,6 +279,8 @@ def start_mpi(ranks: Ranks, environment: Mapping[str, str]) -> None:
             os.environ["MPI4PY_LIBMPI"] = str(library)
         elif ranks.launcher == "open-mpi":
             os.environ["MPI4PY_MPIABI"] = "openmpi"  # and the dynamic linker finds it, or not
+    import mpi4py  # only here, so that logs can be analyzed without it
+
     # mpi4py would finalize MPI when the interpreter ends, which is collective: a rank that fails
     # alone would wait for the others.
     mpi4py.rc.finalize = False

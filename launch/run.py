@@ -46,8 +46,8 @@ from subprocess import Popen
 from types import FrameType
 from typing import Any
 
-from common.cli import add_command, number_of_ranks
-from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL, InputError
+from common.cli import add_command, command_to_run, number_of_ranks
+from common.errors import FINISHED, INTERRUPTED, OUR_BUG, STOPPED_BY_SIGNAL
 from common.machine import read_proc_text, read_status
 from common.options import argument, flag, included, option
 from common.processes import (
@@ -90,16 +90,7 @@ def run_ranks(options: RunOptions) -> int:
     """Run the command on a number of ranks; return the exit status of mpirun."""
     command, dry_run, hostfile = options.command, options.dry_run, options.where.hostfile
     ranks_by_host = options.where.ranks_by_host(options.ranks)
-    program = command[1:] if command[:1] == ["--"] else command
-    if not program:
-        raise InputError("no command to run; add -- retinanet train, or another command")
-    if program[0].startswith("-"):
-        raise InputError(
-            f"{program[0]}: expected a command after --, such as retinanet train; give options "
-            "of run before --"
-        )
-    if program[0].endswith(".py") and not Path(program[0]).is_file():
-        raise InputError(f"{program[0]}: no such file in {Path.cwd()}; give the script's path")
+    program = command_to_run(command, example="retinanet train")
     names = [name for name, _ in ranks_by_host]
     if not dry_run:
         option = "--hosts" if hostfile is None else f"--hostfile {hostfile}"

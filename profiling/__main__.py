@@ -11,6 +11,10 @@ from common.cli import run_command, run_command_group
 
 # Names of functions, so that a command loads only the modules that it needs.
 COMMANDS = {
+    "capture": (
+        "profiling.capture.program:add_capture",
+        "run a program of your own, and log its primitives by torch operator",
+    ),
     "stats": ("profiling.stats:add_stats", "summarize oneDNN logs in tables and charts"),
     "report": ("profiling.report.command:add_report", "write one HTML page about a run"),
     "compare": ("profiling.compare:add_compare", "compare two oneDNN logs"),

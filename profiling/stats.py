@@ -25,6 +25,7 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, printable
 from common.files import csv_parts, write_atomically, write_parts
 from common.options import Outputs, argument, included, option
+from profiling.causes import MEASURES, fallback_table, operator_table, operators_in_full
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import (
@@ -52,12 +53,14 @@ FILES = """\
 files in --out DIR:
   primitives.csv      a row for each distinct problem, the costliest first
   parameters.csv      the same problems with the fields of the paper's Table 2
+  operators.csv       the torch operators and modules of each problem, if the log has them
+  fallbacks.csv       problems that general code computes, and why other code was skipped
   distribution.png    time by kind and direction; also .svg
   roofline.png        rate of each problem and the machine's peaks; also .svg
   peaks.json          the peaks, if this command measured them"""
 
 
-TABLES = ("primitives.csv", "parameters.csv")
+TABLES = ("primitives.csv", "parameters.csv", "operators.csv", "fallbacks.csv")
 CHARTS = ("distribution", "roofline")
 
 
@@ -65,7 +68,9 @@ CHARTS = ("distribution", "roofline")
 class StatsOptions:
     """The options of `retinanet profile stats`."""
 
-    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
+    logs: list[Path] = argument(
+        f"{onednn_logs.LOGS_HELP}; or a folder of logs", nargs="+", metavar="LOG"
+    )
     peaks: str = peaks_option()
     top: int = option("problems to print", default=10, parse=positive, metavar="N")
     outputs: Outputs = included(Outputs)
@@ -80,7 +85,8 @@ def run_stats(options: StatsOptions) -> int:
     console, out = make_console(), options.outputs.out
     options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
-    log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
+    files = [file for path in options.logs for file in onednn_logs.log_files(path)]
+    log = onednn_logs.read_with_progress(files, console, needs_executions=out is not None)
     calls = log.calls()
     rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)
@@ -93,6 +99,7 @@ def run_stats(options: StatsOptions) -> int:
         print_parts(console, parts)
         print_phases(console, log)
         print_rows(console, rows[: options.top], problems=len(rows))
+        print_causes(console, log, rows, top=options.top)
     else:
         print_line(console, "no execution, so no times; ONEDNN_VERBOSE=1 logs them")
     print_remarks(console, log)
@@ -105,12 +112,16 @@ def run_stats(options: StatsOptions) -> int:
             "total_ms": log.total_ms,  # times in milliseconds, shares from 0 to 1
             "parts": [{name: getattr(part, name) for name in PART_FIELDS} for part in parts],
             "problems": [dict(zip(COLUMNS, problem_row(row), strict=True)) for row in rows],
+            "operators": operators_in_full(log).records(),
+            "fallbacks": fallback_table(log, rows).records(),
         }
         write_atomically(options.outputs.json, json.dumps(content, indent=1))
     if out is not None:
         write_parts(out / "primitives.csv", csv_parts(COLUMNS, map(problem_row, rows)))
         parameters = csv_parts(PARAMETER_COLUMNS, parameter_rows(calls))
         write_parts(out / "parameters.csv", parameters)
+        write_atomically(out / "operators.csv", operators_in_full(log).csv())
+        write_atomically(out / "fallbacks.csv", fallback_table(log, rows).csv())
         name = onednn_logs.name_files(log.files)
         title = f"oneDNN's time by kind and direction: {name}"
         charts.save_chart(draw_distribution(parts, title=title), *chart_files(out, "distribution"))
@@ -189,8 +200,7 @@ def parameters_of_problem(problem: Problem) -> tuple[str, ...]:
     )
 
 
-FORMATS = {"calls": ",", "ms": ",.1f", "share": ".1%", "GFLOP/s": ",.0f"}
-MEASURES = tuple(Column(name, format_) for name, format_ in FORMATS.items())
+WITH_RATE = (*MEASURES, Column("GFLOP/s", ",.0f"))
 MESSAGES = 5  # Dispatch reasons and messages that are shown
 
 
@@ -202,7 +212,7 @@ def print_parts(console: Console, parts: Sequence[Part]) -> None:
         measures = (part.calls, part.total_ms, part.share, part.gflop_per_s or None)
         rows.append((part.kind, direction, *measures))
     calls, ms = sum(part.calls for part in parts), sum(part.total_ms for part in parts)
-    columns = (text_column("kind"), text_column("direction"), *MEASURES)
+    columns = (text_column("kind"), text_column("direction"), *WITH_RATE)
     totals = [("all", "", calls, ms, None, None)]
     console.print(Table("time by kind and direction", columns, rows, totals=totals).for_console())
 
@@ -216,8 +226,32 @@ def print_rows(console: Console, rows: Sequence[ProblemCalls], *, problems: int)
         name = f"{row.kind}{direction}, {problem.implementation}\n{problem.shape}\n{problem.types}"
         cells.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
     title = f"the {len(rows)} costliest of {problems:,} problems"
-    table = Table(title, (text_column("problem"), *MEASURES), cells)
+    table = Table(title, (text_column("problem"), *WITH_RATE), cells)
     console.print(table.for_console(show_lines=True))
+
+
+REASONS = 4  # Lines of reasons for a problem on the terminal; the file has all
+
+
+def print_causes(
+    console: Console, log: OneDnnLog, rows: Sequence[ProblemCalls], *, top: int
+) -> None:
+    """Print operators, where the log has them, and problems that general code computes."""
+    if log.operators:
+        console.print(operator_table(log, top=top).for_console())
+    slow = fallback_table(log, rows)
+    if not slow.rows:
+        return
+    cells = []
+    for primitive, implementation, types, shape, *measures, reasons in slow.rows[:top]:
+        lines = str(reasons).splitlines()
+        more = [f"{len(lines) - REASONS} more"] if len(lines) > REASONS else []
+        name = f"{primitive}, {implementation}\n{shape}\n{types}"
+        cells.append((name, *measures, "\n".join([*lines[:REASONS], *more])))
+    columns = (text_column("problem"), *MEASURES, text_column("skipped implementations"))
+    console.print(Table(slow.title, columns, cells).for_console(show_lines=True))
+    if not log.skipped:
+        print_line(console, "for the reasons, log with ONEDNN_VERBOSE=profile_exec,dispatch")
 
 
 def print_phases(console: Console, log: OneDnnLog) -> None:

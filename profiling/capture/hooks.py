@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from common.cli import installed_command
-from common.console import separate_python_output
+from common.console import print_summary, separate_python_output
 from common.errors import InputError
 from common.machine import installed_versions
 from launch.pinning import RankContext
@@ -37,7 +37,6 @@ from retinanet.config_types import split_at_start
 from retinanet.engine.engines import PreparedTraining, chosen_engine
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.training.loop import NO_PROFILER, StepProfiler
-from retinanet.training.recorder import print_summary
 from retinanet.training.run_folder import command_line
 
 NO_PERF = "perf is not installed (Debian: linux-perf, Ubuntu: linux-tools-generic)"

@@ -25,7 +25,7 @@ from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
 from common.wording import listed
 from profiling.onednn_log import parse
-from profiling.onednn_log.parse import Mark, Meaning, milliseconds, split_head
+from profiling.onednn_log.parse import Mark, Meaning, Operator, milliseconds, split_head
 from profiling.onednn_log.work import Problem
 
 
@@ -65,6 +65,16 @@ class Calls:
         self.least_ms = min(self.least_ms, other.least_ms)
 
 
+Work = tuple[str, str, str, str]
+"""What a primitive computes: kind, direction, types without that of a bias, and shape."""
+
+
+def work_of(problem: Problem) -> Work:
+    """Return what a problem computes, whatever implementation and layouts oneDNN chooses."""
+    types = [item for item in problem.types.split() if not item.startswith(("bia", "ws"))]
+    return problem.kind, problem.direction, " ".join(types), problem.shape
+
+
 @dataclass(frozen=True, slots=True)
 class NotUnderstood:
     """A oneDNN line that cannot be parsed."""
@@ -93,8 +103,12 @@ class OneDnnLog:
     """Creations of primitives; the states of their cache are in `creation_states`."""
     creation_states: Counter[str] = field(default_factory=Counter)
     """`cache_hit`, `cache_miss`, `nested_cache_hit`, `from_cache_blob` …"""
+    operators: dict[Operator, dict[Problem, Calls]] = field(default_factory=dict)
+    """Executions by torch operator, of logs that `profile capture` wrote; all steps together."""
     dispatches: Counter[str] = field(default_factory=Counter)
     """Implementations that oneDNN skipped, by reason."""
+    skipped: dict[Work, dict[str, None]] = field(default_factory=dict)
+    """Reasons for implementations that oneDNN skipped, by what was to be computed; in order."""
     messages: Counter[str] = field(default_factory=Counter)
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[LogPosition, float] = field(default_factory=dict)
@@ -233,8 +247,12 @@ class _Reader:
         """From the facts at the file's beginning; a line's own prefix takes precedence."""
         self.where: dict[int | None, LogPosition] = {}
         self.begun: dict[LogPosition, float] = {}
+        self.operator: Operator | None = None
+        """That of the last line about operators; None in logs without them."""
+        self.pending: dict[str, list[str]] = {}
+        """Reasons whose line has no problem, by kind of primitive, until a line has it."""
         self.meanings: dict[str, Meaning] = {}
-        self.sink: dict[tuple[LogPosition, str], Calls] = {}
+        self.sink: dict[tuple[LogPosition, Operator | None, str], tuple[Calls, ...]] = {}
 
     def read(self, file: Path, advance: Callable[[int], None], *, needs_executions: bool) -> None:
         log = self.log
@@ -267,6 +285,8 @@ class _Reader:
     def line(self, line: str) -> None:
         if line.startswith("onednn_verbose,") and line.count("_verbose,") == 1:
             self.onednn_line(line, self.rank)  # The fast path of almost all lines
+        elif line.startswith(parse.CHOSEN):
+            self.chosen_line(line.removeprefix(parse.CHOSEN))
         elif "_verbose," in line:
             # Ranks that write to one pipe can merge two lines, or a line with other output.
             starts = [match.start() for match in parse.MARKER.finditer(line)]
@@ -301,7 +321,7 @@ class _Reader:
                 calls.add(milliseconds(time))
                 self.log.creation_states[meaning.text] += 1
             elif meaning.kind == "dispatch":
-                self.log.dispatches[meaning.text] += 1
+                self.add_dispatch(meaning)
             elif meaning.kind == "message":
                 self.log.messages[meaning.text] += 1
             else:
@@ -310,16 +330,47 @@ class _Reader:
             self.not_understood(line, str(error))
 
     def add_execution(self, meaning: Meaning, head: str, time: float, rank: int | None) -> None:
-        # The hash of a Problem takes all of its fields; a line's text finds the sum faster.
+        # The hash of a Problem takes all of its fields; a line's text finds the sums faster.
         where = self.where.get(rank) or LogPosition(rank)
-        calls = self.sink.get((where, head))
-        if calls is None:
+        sums = self.sink.get((where, self.operator, head))
+        if sums is None:
             assert meaning.problem is not None
-            problems = self.log.executions.setdefault(where, {})
+            groups = [self.log.executions.setdefault(where, {})]
+            if self.operator is not None:
+                groups.append(self.log.operators.setdefault(self.operator, {}))
             make_room(self.sink)
-            calls = self.sink[(where, head)] = problems.setdefault(meaning.problem, Calls())
-        calls.add(time)
+            sums = tuple(group.setdefault(meaning.problem, Calls()) for group in groups)
+            self.sink[(where, self.operator, head)] = sums
+        for calls in sums:
+            calls.add(time)
+        if self.pending:
+            assert meaning.problem is not None
+            self.add_reasons(meaning.problem)
         self.executed += 1
+
+    def chosen_line(self, line: str) -> None:
+        try:
+            problem = parse.parse_head(split_head(line.rstrip().partition(",")[2])).problem
+        except ValueError as error:
+            self.not_understood(line, str(error))
+        else:
+            if problem is not None:
+                self.add_reasons(problem)
+
+    def add_dispatch(self, meaning: Meaning) -> None:
+        self.log.dispatches[meaning.text] += 1
+        reason = f"{meaning.skipped}: {meaning.text}"
+        if meaning.problem is not None:
+            self.add_reasons(meaning.problem, reason)
+        elif meaning.primitive:
+            self.pending.setdefault(meaning.primitive, []).append(reason)
+
+    def add_reasons(self, problem: Problem, *reasons: str) -> None:
+        """Add reasons to a problem, and before them those of its kind that had no problem."""
+        before = self.pending.pop(problem.kind, [])
+        if before or reasons:
+            known = self.log.skipped.setdefault(work_of(problem), {})
+            known.update(dict.fromkeys([*before, *reasons]))
 
     def profilednn_line(self, line: str) -> None:
         try:
@@ -328,6 +379,9 @@ class _Reader:
                 rank = facts.get("rank")
                 self.rank = rank if isinstance(rank, int) else None
                 self.log.facts.append(facts)
+            elif line.startswith(parse.OPERATOR):
+                self.operator = parse.parse_operator(line[len(parse.OPERATOR) :])
+                self.pending.clear()  # primitives are created and executed within an operator
             elif line.startswith(parse.MARK):
                 self.add_mark(parse.parse_mark(line[len(parse.MARK) :]))
         except ValueError as error:

@@ -6,6 +6,8 @@
     onednn_verbose,v1,graph,exec,cpu,100002,sdp,…                            graphs and ukernels
     profilednn_facts,{"rank": 0, "ranks": 2, "images_a_step": 2, "threads": 1, "cpus": "0", …}
     profilednn_mark,1795230198092.801,begin,20,forward                       milliseconds since 1970
+    profilednn_chosen,onednn_verbose,v1,primitive,exec,cpu,convolution,…     not a recorded step's
+    profilednn_operator,{"name": "aten::addmm", "caller": "aten::linear", …}    of the next lines
 
 oneDNN's own page on its verbose mode describes the fields; the others (1.0's missing attributes,
 lines of GEMM calls, micro-kernels, graphs, and attention) are from real logs and from the sources
@@ -14,6 +16,7 @@ that print them. Marks are the begin and the end of each step and phase.
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from sys import intern
 from typing import Any, Literal, NamedTuple
@@ -55,8 +58,10 @@ class Meaning:
     """The content of a head."""
 
     kind: Literal["execution", "creation", "dispatch", "message", "info"]
-    problem: Problem | None = None
+    problem: Problem | None = None  # Of a dispatch too, where the line has it
     text: str = ""  # A creation's state of the cache, a dispatch's reason, else the message
+    primitive: str = ""  # A dispatch's kind of primitive; empty where the line lacks it
+    skipped: str = ""  # Its implementation, or else the file of oneDNN that refused
 
 
 def split_head(text: str) -> Head:
@@ -122,8 +127,8 @@ def parse_head(head: Head) -> Meaning:
         return Meaning("info", text=rest)
     is_acl = operation == "acl" and rest.startswith(UNSUPPORTED)
     if is_acl or state == "dispatch":
-        last = fields[-1] if fields else ""
-        return Meaning("dispatch", text=rest.removeprefix(UNSUPPORTED) if is_acl else last)
+        reason = rest.removeprefix(UNSUPPORTED) if is_acl else ""
+        return parse_dispatch(component, fields, source=head.time, reason=reason)
     if operation in MESSAGES or state == "check":
         return Meaning("message", text=": ".join([operation, *fields[:3]]))
     if name == "exec" and not state:
@@ -132,6 +137,26 @@ def parse_head(head: Head) -> Meaning:
         nested = "nested_" if name == "create_nested" else ""
         return Meaning("creation", problem=parse_problem(component, fields), text=nested + state)
     raise ValueError(f"unknown operation {operation[:40]!r}")
+
+
+def parse_dispatch(component: str, fields: list[str], *, source: str, reason: str) -> Meaning:
+    """Return why an implementation was skipped: of `convolution,cpu,convolution,jit:avx2,…,reason`.
+
+    The problem has layouts before oneDNN chose them. Many lines have only the kind of primitive and
+    the reason, and the `source` as all have: `src/cpu/x64/jit_brgemm_conv.cpp:263`. ACL's have the
+    `reason` alone.
+    """
+    if reason:
+        return Meaning("dispatch", text=reason)
+    primitive = fields[0] if len(fields) > 1 and re.fullmatch(r"[a-z_]+", fields[0]) else ""
+    problem, reason = None, fields[-1] if fields else ""
+    skipped = source.rpartition("/")[2].partition(":")[0]
+    if len(fields) > FIELDS + 1:
+        with suppress(ValueError):
+            problem = parse_problem(component, fields[1 : FIELDS + 1])
+            skipped = problem.implementation.removesuffix(":undef") or skipped
+            reason = ",".join(fields[FIELDS + 1 :])
+    return Meaning("dispatch", problem, reason, primitive, skipped)
 
 
 def parse_problem(component: str, fields: list[str]) -> Problem:
@@ -230,6 +255,10 @@ def attention_problem(fields: list[str]) -> Problem:
 
 
 MARK = "profilednn_mark,"
+OPERATOR = "profilednn_operator,"
+CHOSEN = "profilednn_chosen,"
+"""Begins executions outside of the recorded steps: none of them counts, but each is the primitive
+of the reasons before it."""
 FACTS = "profilednn_facts,"
 COUNTS = ("rank", "ranks", "threads", "images_a_step")
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
@@ -243,6 +272,18 @@ class Mark(NamedTuple):
     is_begin: bool
     step: int
     phase: str | None
+
+
+class Operator(NamedTuple):
+    """The torch operator that executed the primitives after it, as `profile capture` writes it.
+
+    Its name is empty where no operator was running.
+    """
+
+    name: str  # `aten::mkldnn_convolution`, the innermost that was running
+    caller: str = ""  # `aten::conv2d`, the outermost; in the backward pass `ConvolutionBackward0`
+    module: str = ""  # `ResNet.layer1.0.conv2`; empty outside of modules
+    shapes: str = ""  # `2x64x56x56 64x64x3x3`: of its tensors
 
 
 def mark_line(mark: Mark) -> str:
@@ -272,6 +313,21 @@ def parse_mark(text: str) -> Mark:
     if not 0 <= number <= MOST_STEPS:
         raise ValueError(f"invalid step: {step[:20]}")
     return Mark(time, edge == "begin", number, phase[0] if phase else None)
+
+
+def parse_operator(text: str) -> Operator:
+    """Read what follows `OPERATOR`.
+
+    Raises:
+        ValueError: It is not what the recorder of `profile capture` writes.
+    """
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or fields.keys() != set(Operator._fields):
+        raise ValueError("not an operator")
+    if not all(isinstance(value, str) for value in fields.values()):
+        raise ValueError("not an operator")
+    caller = fields["caller"].removeprefix("autograd::engine::evaluate_function: ")
+    return Operator(**{**fields, "caller": caller})
 
 
 def parse_facts(text: str) -> dict[str, Any]:

@@ -156,6 +156,19 @@ class Problem:
         return next((item for item in self.memories if item.role == role and item.is_there), None)
 
 
+REFERENCE = re.compile(r"(^|[:_+])ref([:_+]|$)")
+BY_GEMM = re.compile(r"(^|[:+])gemm(:|$)")
+CONVOLUTIONS = ("convolution", "deconvolution")
+
+
+def is_fallback(problem: Problem) -> bool:
+    """Return whether the implementation is a reference, or a convolution through GEMM."""
+    name = problem.implementation
+    # GEMM is the fast path of a matrix product, but a convolution through it copies its input.
+    by_gemm = problem.kind in CONVOLUTIONS and BY_GEMM.search(name) is not None
+    return by_gemm or REFERENCE.search(name) is not None
+
+
 def gflop(problem: Problem) -> float | None:
     """Return multiplications and additions [10⁹], or None where they are not counted."""
     count = FLOP.get(problem.kind)

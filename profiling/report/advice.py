@@ -16,7 +16,13 @@ from common.console import significant
 from common.page import three
 from profiling.compare import Comparison
 from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.work import Problem, kind_and_direction, named_sizes, readable
+from profiling.onednn_log.work import (
+    CONVOLUTIONS,
+    is_fallback,
+    kind_and_direction,
+    named_sizes,
+    readable,
+)
 from profiling.peaks import Peaks, roofline_ms
 from profiling.report.material import Material, Measured, find_phases
 from profiling.sums import ProblemCalls, grouped, sum_by_kind
@@ -64,8 +70,6 @@ MOST_PROBLEMS = 5  # Findings of one sort
 REORDER_SHARE = 0.05
 FALLBACK_SHARE = 0.005
 FLOAT32_SHARE = 0.05
-REFERENCE = re.compile(r"(^|[:_])ref([:_]|$)")
-CONVOLUTIONS = ("convolution", "deconvolution")
 HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 
 
@@ -85,14 +89,6 @@ def reorders(material: Material) -> Iterator[Advice]:
             "layout of their convolution.",
             saves_ms=total,
         )
-
-
-def is_fallback(problem: Problem) -> bool:
-    """Return whether the implementation is a reference, or a convolution through GEMM."""
-    name = problem.implementation
-    # GEMM is the fast path of a matrix product, but a convolution through it copies its input.
-    by_gemm = problem.kind in CONVOLUTIONS and name.startswith("gemm")
-    return by_gemm or REFERENCE.search(name) is not None
 
 
 def fallbacks(material: Material) -> list[Advice]:

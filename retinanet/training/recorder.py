@@ -22,7 +22,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 
 from common.charts import BLUE, GREEN, RED, Column, Table, new_figure, save_chart
 from common.cli import installed, installed_command
-from common.console import print_line, print_rows
+from common.console import print_summary
 from common.errors import InputError, printable
 from common.files import LineFile, read_json_lines, write_atomically
 from common.machine import peak_resident_mb
@@ -237,18 +237,6 @@ def class_list(ranked: Sequence[tuple[str, float]]) -> str:
 def format_metric(value: float) -> str:
     """Format a metric with three digits, or as a dash if there was nothing to measure."""
     return "–" if math.isnan(value) else f"{value:.3f}"
-
-
-def print_summary(
-    console: Console, *, headline: str, rows: Mapping[str, object], next_commands: Sequence[str]
-) -> None:
-    """Print a headline, rows of paths and facts, and commands to try next."""
-    console.print(f"\n{headline}", style="bold")
-    print_rows(console, rows, indent="  ")
-    if next_commands:
-        console.print("next:")
-        for command in next_commands:
-            print_line(console, f"  {command}")
 
 
 RATES = ("gradient_norm", "learning_rate", "images", "images_per_second")

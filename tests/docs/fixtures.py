@@ -32,7 +32,7 @@ from tests.data.formats.written import (
     write_voc,
     write_yolo,
 )
-from tests.docs.pages import REPOSITORY, page_commands
+from tests.docs.pages import REPOSITORY, blocks_and_prose, page_commands
 from tests.docs.rules import (
     BACKBONE,
     CONVERTED,
@@ -377,6 +377,22 @@ def make_video(path: Path, made: Path) -> None:
     run_shell(program.replace(".venv/bin/", ""), made)
 
 
+def write_my_train(path: Path, _: Path) -> None:
+    """Write the program of the page about profiling one's own, with smaller images."""
+    page = (REPOSITORY / "docs" / "profile-your-model.md").read_text("utf-8")
+    blocks, _prose = blocks_and_prose(page)
+    program = next(block.lines for block in blocks if block.language == "python")
+    path.write_text("\n".join(program).replace("128, 128", "64, 64"), encoding="utf-8")
+
+
+def capture_my_train(path: Path, made: Path) -> None:
+    """Record that program."""
+    make_once("my_train.py", made)
+    run_shell(
+        f"retinanet profile capture --steps 3-4 --out {path.name} -- python my_train.py", made
+    )
+
+
 def detect(source: str) -> Make:
     """Return a function that writes the detections in images or a video."""
 
@@ -444,6 +460,8 @@ FIXTURES: dict[str, Make] = {
     "runs/after": train_the_patched_example,
     "runs/mended": copy_fixture("runs/before"),  # the mended program is the one before the patch
     "runs/efficiency/replay.json": partial(replay_log, run="runs/after"),
+    "my_train.py": write_my_train,
+    **dict.fromkeys(("captured", "captured-2"), capture_my_train),
     "predictions/scenes.mp4": make_video,
     "predictions/found.json": detect("runs/demo/scenes/validation/data"),
     "predictions/video.json": detect("predictions/scenes.mp4"),

@@ -565,6 +565,21 @@ RULES = (
     ),
     run(r"retinanet launch tune .*"),
     # profiling
+    bash(
+        r"pip install (--no-deps retinanet_cpu-.*\.whl|rich pydantic jinja2 matplotlib)",
+        instead=((r"^.*", "true"),),
+        why="a registry; tests/profiling/test_without_torch.py has only these packages",
+    ),
+    bash(
+        r"retinanet profile capture .*",
+        needs=("my_train.py",),
+        writes=("captured",),
+        prints=("operators  known for 100.0% of oneDNN's time",),
+    ),
+    run(
+        r"retinanet profile stats captured .*",
+        unlike=("│ ", "4 problems by"),  # in order of time
+    ),
     run(
         r"retinanet profile trace .*",
         unlike=("oneDNN itself: ", "hardly fragmented"),  # in order of time

@@ -129,7 +129,7 @@ def test_tables_and_charts_are_written_once(tmp_path: Path, run_here: RunHere) -
     assert run_here(main, *command, "--json", numbers).returncode == 0
     assert {file.name for file in out.iterdir()} == {
         "primitives.csv", "parameters.csv", "distribution.png", "distribution.svg",
-        "roofline.png", "roofline.svg",
+        "roofline.png", "roofline.svg", "operators.csv", "fallbacks.csv",
     }  # fmt: skip
     for name in ("distribution", "roofline"):
         with Image.open(out / f"{name}.png") as picture:

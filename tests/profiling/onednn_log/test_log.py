@@ -214,3 +214,37 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert log_files(tmp_path) == log_files(file) == [file]
     assert len(log_files(FIXTURES)) > 10
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
+
+
+def test_reasons_belong_to_the_problem_that_was_chosen(tmp_path: Path) -> None:
+    shape = "mb2_ic3oc16_ih32oh30kh3sh1dh0ph0_iw32ow30kw3sw1dw0pw0"
+    dispatch = "onednn_verbose,v1,primitive,create:dispatch,convolution"
+    work = f"attr-scratchpad:user,alg:convolution_direct,{shape}"
+    tensors = "src:bf16:a:any:any::f0 wei:bf16:a:any:any::f0 bia:bf16:a:any:any::f0 dst:bf16:a:any"
+    executed = (
+        "onednn_verbose,v1,primitive,exec,cpu,convolution,ref:any,forward_training,"
+        "src:bf16:a:blocked:abcd::f0 wei:bf16:a:blocked:abcd::f0 bia:undef::undef::: "
+        f"dst:bf16:a:blocked:abcd::f0,{work},0.5"
+    )
+    log = read_logs(
+        [
+            write_log(
+                tmp_path / "onednn.log",
+                f"{dispatch},cpu,convolution,jit_dw:undef,forward_training,{tensors},{work},"
+                "unsupported, and more,src/cpu/x64/jit_dw.hpp:53",
+                f"{dispatch},bad param,src/cpu/x64/jit_brgemm.cpp:7",
+                f"profilednn_chosen,{executed}",
+                f"{dispatch},of another operator,src/cpu/x64/jit_brgemm.cpp:9",
+                'profilednn_operator,{"name": "aten::a", "caller": "aten::b", "module": "M", '
+                '"shapes": "2x3"}',
+                executed,
+                "profilednn_operator,[]",
+            )
+        ]
+    )
+    [reasons] = log.skipped.values()
+    assert list(reasons) == ["jit_dw: unsupported, and more", "jit_brgemm.cpp: bad param"]
+    [(operator, problems)] = log.operators.items()
+    assert operator == ("aten::a", "aten::b", "M", "2x3")
+    assert [calls.count for calls in problems.values()] == [1]  # the chosen one does not count
+    assert log.not_understood_count == 1
