@@ -51,7 +51,7 @@ from data.packed import BLOCK, DESCRIPTION, FORMAT, INDEX, open_image_file, pack
 from data.parts import read_ahead
 
 CHECKSUMS = "SHA256SUMS"  # as sha256sum reads it
-LOCK_FILE = ".pack.lock"
+WORK = "packing"
 READERS = 16  # threads: most of them wait for the disk
 AT_ONCE = 32  # images that are read while as many are written
 SAMPLE = 200  # images from which the size of all is estimated
@@ -70,6 +70,7 @@ class PackOptions:
     annotations: list[Path] | None = option(
         "pack the images of these annotations, COCO format (default: all images of the folder)",
         default=None,
+        parse=Path,
         metavar="JSON",
         nargs="+",
     )
@@ -115,12 +116,14 @@ def run_pack(options: PackOptions) -> int:
         raise InputError(f"{images}: is not a folder; give a folder of images")
     if pack_of(images.absolute()):
         raise InputError(f"{images}: is packed; give a folder of image files")
+    if out.resolve() == images.resolve():
+        raise InputError(f"--out: {out}: is the folder of images; give another one")
     if os.path.lexists(out / INDEX):
         raise InputError(f"--out: {out}: is packed already; give another folder")
     reach = Reach.of(images, allow_outside=options.allow_outside)
     names = names_to_pack(options, reach, console=console)
     parts = [names[at : at + options.per_tar] for at in range(0, len(names), options.per_tar)]
-    with locked_folder(out, LOCK_FILE), ThreadPoolExecutor(READERS) as pool:
+    with locked_folder(out, WORK), ThreadPoolExecutor(READERS) as pool:
         tars = write_tars(parts, Packing(images, reach, pool), out, console=console)
         write_pack_index(out, tars)
     packed = [image.name for tar in tars for image in tar.images]
@@ -198,7 +201,7 @@ def tidy(out: Path, *, tars: int) -> set[int]:
                 Path(entry).unlink()
             elif match and int(match[1]) < tars and entry.is_file(follow_symlinks=False):
                 present.add(int(match[1]))
-            elif entry.name != LOCK_FILE:
+            elif entry.name != f".{WORK}.lock":
                 text = "is no tar of these images; give another --out, or --per-tar as before"
                 raise InputError(f"{entry.path}: {text}")
     return present

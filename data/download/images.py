@@ -47,7 +47,6 @@ SECONDS_TO_STOP = 2.0
 """Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
 RATE_SECONDS = 10.0  # the rate shown is the mean over this time
-LOCK_FILE = ".download.lock"
 MISSING_LIST = "missing.txt"
 
 
@@ -265,23 +264,23 @@ class Rate:
 
 
 @contextmanager
-def locked_folder(folder: Path, lock_file: str = LOCK_FILE) -> Iterator[None]:
+def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
     """Make and lock the folder; raise InputError if it is locked or cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder}: is a file; set a folder")
     try:
         with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / lock_file)
+            lock = FileLock(folder / f".{work}.lock")
             lock.take()
     except LockHeldError as error:
         raise InputError(
-            f"--out: {folder}: another command is writing to this folder; wait for it or stop it"
+            f"--out: {folder}: another {work} is running in this folder; wait for it or stop it"
         ) from error
     try:
         yield
     finally:
-        lock.release(remove=lock_file != LOCK_FILE)
+        lock.release(remove=True)
 
 
 def tidy(folder: Path) -> set[str]:
