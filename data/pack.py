@@ -92,19 +92,12 @@ class Packing(NamedTuple):
     pool: ThreadPoolExecutor
 
 
-class Packed(NamedTuple):
-    """An image in a tar."""
-
-    name: str
-    offset: int  # of its content [bytes]
-    size: int  # [bytes]
-    modified: int  # time of the file that was packed [s]
-
-
 class Tar(NamedTuple):
-    """A finished tar."""
+    """A finished tar, with its images in their order."""
 
-    images: list[Packed]
+    names: list[str]
+    offsets: list[int]  # of the images' content [bytes]
+    sizes: list[int]  # [bytes]
     size: int  # [bytes]
     sha256: str
 
@@ -126,10 +119,9 @@ def run_pack(options: PackOptions) -> int:
     with locked_folder(out, WORK), ThreadPoolExecutor(READERS) as pool:
         tars = write_tars(parts, Packing(images, reach, pool), out, console=console)
         write_pack_index(out, tars)
-    packed = [image.name for tar in tars for image in tar.images]
-    if missing := len(names) - len(packed):
-        first = next(iter(sorted(set(names) - set(packed))))
-        text = f"{counted(missing, 'image')} without a file left out, first {first}"
+    packed = [name for tar in tars for name in tar.names]
+    if missing := sorted(set(names) - set(packed)):
+        text = f"{counted(len(missing), 'image')} without a file left out, first {missing[0]}"
         print_line(console, f"note: {text}")
     gigabytes = sum(tar.size for tar in tars) / 1e9
     counts = f"{counted(len(packed), 'image')}, {counted(len(tars), 'tar')}, {gigabytes:.2f} GB"
@@ -155,12 +147,12 @@ def write_tars(
             advance(done, rate.note(size))
 
         for number, part in enumerate(parts):
-            file = out / tar_name(number)
+            file, written = out / tar_name(number), None
             if number in present:
-                tars.append(check_tar(file, part, packing))
                 added(len(part), 0)
             else:
-                tars.append(write_tar(file, part, packing, added))
+                written = write_tar(file, part, packing, added)
+            tars.append(check_tar(file, part, packing, written=written))
     return tars
 
 
@@ -258,92 +250,86 @@ def read_file(packing: Packing, name: str) -> tuple[bytes, int] | None:
 
 def write_tar(
     file: Path, names: Sequence[str], packing: Packing, added: Callable[[int, int], None]
-) -> Tar:
-    """Write the images that exist to a tar, and compare what the disk returns.
+) -> str:
+    """Write the images that exist to a tar; return the SHA-256 of what was written.
 
     `added` is called with numbers of images and of bytes.
 
     Raises:
         InputError: The tar cannot be written, or an image not be read.
     """
-    images, sha = list[Packed](), hashlib.sha256()
+    sha = hashlib.sha256()
     reads = read_ahead(names, partial(read_file, packing), packing.pool, batch_size=AT_ONCE)
     with in_place_when_whole(file) as stream:
 
-        def write(content: bytes) -> None:
-            stream.write(content)
-            sha.update(content)
+        def write(content: bytes, *, unit: int = BLOCK) -> None:
+            whole = content + bytes(-(stream.tell() + len(content)) % unit)
+            stream.write(whole)
+            sha.update(whole)
 
         for batch in reads:
             begin = stream.tell()
             for name, found in batch:
                 if found is not None:
-                    content, modified = found
-                    write(header(name, len(content), modified))
-                    images.append(Packed(name, stream.tell(), len(content), modified))
-                    write(content + bytes(-len(content) % BLOCK))
+                    # The same on each machine: without owner and mode.
+                    entry = tarfile.TarInfo(name)
+                    content, entry.mtime = found
+                    entry.size = len(content)
+                    write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+                    write(content)
             added(len(batch), stream.tell() - begin)
-        write(bytes(2 * BLOCK))  # the end, after which tar fills its last record
-        write(bytes(-stream.tell() % tarfile.RECORDSIZE))
-    with or_unreadable(file):
-        with open_regular(file) as stored:  # from the disk, not from the page cache
-            os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        tar = Tar(images, file.stat().st_size, digest(file, advance=lambda done: None))
-    if tar.sha256 != sha.hexdigest():
-        file.unlink()
-        raise InputError(f"{file}: the disk returned other bytes than were written; check the disk")
-    return tar
+        write(bytes(2 * BLOCK), unit=tarfile.RECORDSIZE)  # the end
+    return sha.hexdigest()
 
 
-def header(name: str, size: int, modified: int) -> bytes:
-    """Return the header of a file in a tar, the same on each machine: without owner and mode."""
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mtime = size, modified
-    return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-def check_tar(file: Path, names: Sequence[str], packing: Packing) -> Tar:
-    """Return a tar of an earlier call.
+def check_tar(file: Path, names: Sequence[str], packing: Packing, *, written: str | None) -> Tar:
+    """Return a tar as the disk has it: one of an earlier call, or with its SHA-256 when `written`.
 
     Raises:
         InputError: It is damaged, or is not of these images as they are now.
     """
     try:
-        with or_unreadable(file), tarfile.open(file, "r:") as tar:
-            images = [
-                Packed(entry.name, entry.offset_data, entry.size, int(entry.mtime)) for entry in tar
-            ]
+        with or_unreadable(file), open_regular(file) as stored:
+            os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache's copy
+            with tarfile.open(fileobj=stored, mode="r:") as tar:
+                entries = tar.getmembers()
+            size, sha256 = (
+                os.fstat(stored.fileno()).st_size,
+                digest(file, advance=lambda done: None),
+            )
     except tarfile.TarError as error:
         raise InputError(f"{file}: damaged tar ({error}); remove it, and run again") from error
+    if written not in (None, sha256):
+        file.unlink()
+        raise InputError(f"{file}: the disk returned other bytes than were written; check the disk")
     statuses = packing.pool.map(partial(status_of, packing.images), names)
     expected = [
         (name, status.st_size, int(status.st_mtime))
         for name, status in zip(names, statuses, strict=True)
         if status is not None
     ]
-    if expected != [(image.name, image.size, image.modified) for image in images]:
+    if expected != [(entry.name, entry.size, int(entry.mtime)) for entry in entries]:
         raise InputError(
             f"{file}: has other images, or they changed since; remove it and run again, or give "
             "another --out or --per-tar"
         )
-    with or_unreadable(file):
-        return Tar(images, file.stat().st_size, digest(file, advance=lambda done: None))
+    offsets, sizes = [entry.offset_data for entry in entries], [entry.size for entry in entries]
+    return Tar([entry.name for entry in entries], offsets, sizes, size, sha256)
 
 
 def write_pack_index(out: Path, tars: Sequence[Tar]) -> None:
     """Write the index of all tars, and their checksums."""
-    images = [image for tar in tars for image in tar.images]
-    rows = sorted(range(len(images)), key=lambda row: images[row].name)
+    names = [name for tar in tars for name in tar.names]
     columns = {
-        "file_names": TextColumn.of(image.name for image in images),
-        "order": np.array(rows, dtype=np.int32),
-        "offsets": np.array([image.offset for image in images], dtype=np.int64),
-        "sizes": np.array([image.size for image in images], dtype=np.int64),
+        "file_names": TextColumn.of(names),
+        "order": np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int32),
+        "offsets": np.concatenate([np.array(tar.offsets, dtype=np.int64) for tar in tars]),
+        "sizes": np.concatenate([np.array(tar.sizes, dtype=np.int64) for tar in tars]),
     }
-    sizes = [{"images": len(tar.images), "bytes": tar.size} for tar in tars]
-    sums = [f"{tar.sha256}  {tar_name(number)}\n" for number, tar in enumerate(tars)]
+    sizes = [{"images": len(tar.names), "bytes": tar.size} for tar in tars]
+    sums = (f"{tar.sha256}  {tar_name(number)}\n" for number, tar in enumerate(tars))
     texts = {
-        DESCRIPTION: json.dumps({"format": FORMAT, "tars": sizes}, indent=1) + "\n",
+        DESCRIPTION: json.dumps({"format": FORMAT, "tars": sizes}) + "\n",
         CHECKSUMS: "".join(sums),
     }
     with or_refused(out / INDEX):

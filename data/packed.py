@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import InputError
 from common.files import open_regular, read_bytes, regular_descriptor
@@ -142,7 +141,6 @@ class Pack:
                     raise ValueError(  # noqa: TRY301
                         f"{name} has {len(column)} rows, {DESCRIPTION} says {self.starts[-1]}"
                     )
-            check_order(self.order)
             self._check_places()
         except (OSError, ValueError, EOFError, OverflowError) as error:
             raise InputError(
@@ -152,7 +150,10 @@ class Pack:
         self._open = lru_cache(room_for_files(len(tars)))(self._open_tar)
 
     def _check_places(self) -> None:
-        """Raise ValueError for an image that is not in its tar, or is in the one before."""
+        """Raise ValueError for an image that is not in its tar, or overlaps the one before."""
+        order, rows = self.order, len(self.order)
+        if rows and not 0 <= order.min() <= order.max() < rows:
+            raise ValueError(f"order: {order.min()} to {order.max()}, of {rows} rows")
         counts = np.diff(self.starts)
         ends = np.concatenate([[0], self.offsets + self.sizes])[:-1]
         ends[self.starts[:-1][counts > 0]] = 0
@@ -213,12 +214,6 @@ def read_tars(index: Path) -> list[tuple[int, int]]:
     return tars
 
 
-def check_order(order: NDArray[np.int32]) -> None:
-    """Raise ValueError for rows that do not exist."""
-    if len(order) and not 0 <= order.min() <= order.max() < len(order):
-        raise ValueError(f"order: {order.min()} to {order.max()}, of {len(order)} rows")
-
-
 def is_header(block: bytes, name: str, size: int) -> bool:
     """Return whether a block of a tar is the header of a file of this name and size [bytes]."""
     try:
@@ -236,10 +231,6 @@ def room_for_files(count: int) -> int:
     Linux allows 1,024 by default, and usually more where a process asks for it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY in (soft, hard):
-        more = 0 if soft == resource.RLIM_INFINITY else count
-    else:
-        more = min(count, hard - soft)
-    if more:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft + more, hard))
-    return count if soft == resource.RLIM_INFINITY else max(1, min(count, max(more, soft // 4)))
+    more = min(count, hard - soft)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft + more, hard))
+    return max(1, min(count, max(more, soft // 4)))
