@@ -23,6 +23,8 @@ from data.dataset import DetectionData, SampleKey, open_data
 from data.loader import DetectionLoader, TrainingBatches
 from data.packed import INDEX, is_image_file, list_images, open_image_file
 from data.synthetic import make_synthetic_data
+from profiling.bench.data_bench import photos_in
+from retinanet.predict.search import find_sources
 from tests.data.download.samples import tree
 from tests.data.samples import write_json
 from tests.launch.ranks import TrainHere
@@ -394,6 +396,10 @@ def test_commands_find_and_read_packed_images(
         found.append((train["findings"], tree(tiles / "images")))
     assert found[0] == found[1]
     assert found[0][1]
+    assert photos_in(out, limit=3) == [out / name for name in ("0.png", "3.png", "train/0a1b.jpg")]
+    sources = find_sources([out, out / NAMES[0]], out=tmp_path / "predictions").pictures
+    expected = [out / name for name in (*sorted(NAMES), NAMES[0])]
+    assert [source.file for source in sources] == expected
 
 
 @pytest.mark.slow
