@@ -102,7 +102,10 @@ class Tar:
     def __init__(self, file: Path, *, size: int) -> None:
         """Open the file; raise OSError if it has another size [bytes] than the index says."""
         self.descriptor = -1
-        self.descriptor = regular_descriptor(file)
+        try:
+            self.descriptor = regular_descriptor(file)
+        except FileNotFoundError as error:  # which would say that the image is missing
+            raise OSError(errno.EIO, f"{file.name} is missing; copy it again", str(file)) from error
         if (found := os.fstat(self.descriptor).st_size) != size:
             text = f"{file.name} has {found:,} bytes, {INDEX} says {size:,}; copy it again"
             raise OSError(errno.EIO, text, str(file))

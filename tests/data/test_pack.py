@@ -330,7 +330,7 @@ def exchange(folder: Path) -> None:
             lambda folder: os.truncate(folder / "images-00000.tar", 5000),
             "images-00000.tar has 5,000 bytes, images.index says 20,480; copy it again",
         ),
-        (lambda folder: (folder / "images-00000.tar").unlink(), "no such image file"),
+        (lambda folder: (folder / "images-00000.tar").unlink(), "images-00000.tar is missing; c"),
         (exchange, "images.index does not fit images-00000.tar; copy both again, or pack again"),
         (spoil_column("sizes", 0, 2000), "images.index does not fit images-00000.tar"),
         (spoil_column("file_names", 0, ord("x")), "no such image file"),
