@@ -56,7 +56,6 @@ READERS = 16  # threads: most of them wait for the disk
 AT_ONCE = 32  # images that are read while as many are written
 SAMPLE = 200  # images from which the size of all is estimated
 NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-TAR = re.compile(r"images-(\d{5,})\.tar")
 UNFINISHED = re.compile(r"\.images(-\d{5,}\.tar|\.index)\.[0-9a-f]{16}\.partial")
 """What a killed process was writing."""
 
@@ -161,19 +160,15 @@ def names_to_pack(options: PackOptions, reach: Reach, *, console: Console) -> li
     images, left_out = options.images, LeftOut()
     if options.annotations is None:
         walk = walk_files(images, reach, left_out, suffixes=SUFFIXES, without=options.out)
-        names = list(walk)
-        if left_out.others:
-            print_line(console, f"note: {counted(left_out.others, 'other file')} left out")
-        for note in left_out.notes():
-            print_line(console, f"note: {note}")
-        if not names:
-            raise InputError(f"{images}: has no {', '.join(SUFFIXES)} files; give another folder")
-        return names
-    found = dict[str, None]()
-    for file in options.annotations:
-        for name in open_annotations(file, console=console).file_names:
-            image_path(images, name)  # raises for one outside of the folder
-            found[normpath(name)] = None
+        found = dict.fromkeys(walk)
+    else:
+        listed = (open_annotations(file, console=console) for file in options.annotations)
+        found = {normpath(name): None for each in listed for name in each.file_names}
+    others = [f"left out: {counted(left_out.others, 'other file')}"] if left_out.others else []
+    for note in (*others, *left_out.notes()):
+        print_line(console, f"note: {note}")
+    if not found:
+        raise InputError(f"{images}: has no {', '.join(SUFFIXES)} files; give another folder")
     return list(found)
 
 
@@ -183,16 +178,15 @@ def tidy(out: Path, *, tars: int) -> set[int]:
     Raises:
         InputError: The folder holds anything else, which would be hidden by the index.
     """
-    present = set[int]()
+    names, present = {tar_name(number): number for number in range(tars)}, set[int]()
     with or_refused(out, "cannot be read"):
         for entry in list(os.scandir(out)):
-            match = TAR.fullmatch(entry.name)
             if UNFINISHED.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry)
             elif UNFINISHED.fullmatch(entry.name):
                 Path(entry).unlink()
-            elif match and int(match[1]) < tars and entry.is_file(follow_symlinks=False):
-                present.add(int(match[1]))
+            elif entry.name in names and entry.is_file(follow_symlinks=False):
+                present.add(names[entry.name])
             elif entry.name != f".{WORK}.lock":
                 text = "is no tar of these images; give another --out, or --per-tar as before"
                 raise InputError(f"{entry.path}: {text}")
