@@ -280,7 +280,7 @@ def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release(remove=True)
+        lock.release(remove=work != "download")  # a download may be continued with more images
 
 
 def tidy(folder: Path) -> set[str]:
