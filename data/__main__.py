@@ -16,6 +16,7 @@ COMMANDS = {
     ),
     "split": ("data.split:add_split", "split annotations into training and validation"),
     "tile": ("data.tile:add_tile", "cut large images into tiles, for small objects"),
+    "pack": ("data.pack:add_pack", "pack images into tars, for disks that are slow to open files"),
     "convert": (
         "data.convert:add_convert",
         "convert labels of YOLO, Pascal VOC, COCO or OpenImages, or make an index",

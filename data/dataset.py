@@ -27,6 +27,7 @@ from data.annotations import (
 from data.augmentation import Augmentation, view_boxes, whole_view
 from data.decoding import decode_annotated, is_resized_copy
 from data.index import open_annotations
+from data.packed import open_image_file, pack_of
 from data.rare_classes import (
     ClassWeights,
     Images,
@@ -116,13 +117,15 @@ class DetectionDataset(Dataset[Sample]):
             class_map.to_labels(annotations.category_ids)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
+        pack_of(image_folder.absolute())  # raises: a damaged index is no fault of each image
         if rules.bad_image_limit is None:
             # One file is enough to notice a wrong folder; `retinanet data verify` checks all.
             first = image_path(image_folder, annotations.file_names[0])
             advice = "check the folder of images and file_name"
             try:
-                if not first.is_file():
-                    raise InputError(f"{first}: no such image file; {advice}")
+                open_image_file(first).close()
+            except FileNotFoundError as error:
+                raise InputError(f"{first}: no such image file; {advice}") from error
             except OSError as error:  # such as a name of more than 255 bytes
                 raise InputError(f"{first}: {error.strerror}; {advice}") from error
         self.rows = (

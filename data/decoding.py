@@ -5,9 +5,7 @@ inverse DCT and chroma upsampling, so they give Pillow's pixels. A library is lo
 call: none is required. Nothing here loads torch otherwise.
 """
 
-import errno
 import io
-import os
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,8 +23,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
-from common.files import open_regular
 from data.annotations import Annotations, image_path
+from data.packed import open_image_file
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """The formats of data sets. Pillow reads dozens more, some of which call other programs."""
@@ -36,8 +34,6 @@ MAX_SIDE = 65_535
 """JPEG's own. In a few bytes a BMP can claim a line of pixels that takes seconds to fill."""
 MAX_PIXELS = 178_956_970
 """512 MiB of RGB, which is Pillow's limit too; the largest cameras have 150 million pixels."""
-MOST_BYTES = 1_500_000_000
-"""Of an image file: more than `MAX_PIXELS` need with 8 bytes each, uncompressed."""
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 """Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
@@ -129,6 +125,8 @@ def or_faulty(name: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
+    except InputError:  # of an index of packed images
+        raise
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(f"{name}: {describe_fault(error)}") from error
 
@@ -167,18 +165,6 @@ def decode_annotated(
         annotated_size=annotations.image_size(row),
         is_displayed=bool(annotations.is_displayed[row]),
     )
-
-
-def open_image_file(path: Path) -> BinaryIO:
-    """Open an image file, also one from outside: a regular file of at most `MOST_BYTES`.
-
-    Raises OSError, at once: a pipe might never begin, and a device never end.
-    """
-    file = open_regular(path)
-    if os.fstat(file.fileno()).st_size > MOST_BYTES:
-        file.close()
-        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes", str(path))
-    return file
 
 
 def image_fault(path: Path) -> str | None:

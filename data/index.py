@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -56,6 +57,10 @@ DTYPES = {
     "category_names_starts": "int64",
     "file_names": "uint8",
     "file_names_starts": "int64",
+    # Of packed images, see `data.packed`.
+    "offsets": "int64",
+    "sizes": "int64",
+    "order": "int32",
 }
 FORMAT = 3  # another number for every change of the files, so that old indexes are not misread
 COLUMNS = [field.name for field in fields(Annotations)]
@@ -97,22 +102,29 @@ def write_index(folder: Path, annotations: Annotations, *, made_from: str) -> No
     It must not exist, or be empty. The index stores the name of the file that it was `made_from`.
     Raises OSError if it cannot be written.
     """
+    description = {
+        "format": FORMAT,
+        "made_from": made_from,
+        "categories": len(annotations.category_ids),
+        "images": len(annotations),
+        "boxes": len(annotations.boxes),
+    }
+    columns = {name: getattr(annotations, name) for name in COLUMNS}
+    write_columns(folder, columns, {DESCRIPTION: json.dumps(description, indent=2) + "\n"})
+
+
+def write_columns(folder: Path, columns: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """Write a folder of columns, and of files with these texts, as `write_index` does."""
     with new_folder_beside(folder) as whole:
-        for name in COLUMNS:
-            column = getattr(annotations, name)
-            if name in TEXTS:
-                texts = column if isinstance(column, TextColumn) else TextColumn.of(column)
-                np.save(whole / f"{name}_starts.npy", texts.starts, allow_pickle=False)
-                column = texts.content
-            np.save(whole / f"{name}.npy", column, allow_pickle=False)
-        description = {
-            "format": FORMAT,
-            "made_from": made_from,
-            "categories": len(annotations.category_ids),
-            "images": len(annotations),
-            "boxes": len(annotations.boxes),
-        }
-        (whole / DESCRIPTION).write_bytes(json.dumps(description, indent=2).encode() + b"\n")
+        for key, column in columns.items():
+            array = column
+            if key in TEXTS:
+                joined = column if isinstance(column, TextColumn) else TextColumn.of(column)
+                np.save(whole / f"{key}_starts.npy", joined.starts, allow_pickle=False)
+                array = joined.content
+            np.save(whole / f"{key}.npy", array, allow_pickle=False)
+        for key, text in texts.items():
+            (whole / key).write_bytes(text.encode())
         put_in_place(whole, folder)
 
 
@@ -132,13 +144,7 @@ def open_index(folder: Path) -> Annotations:
             "folder, and convert again"
         )
     try:
-        columns: dict[str, Any] = {}
-        for name in COLUMNS:
-            columns[name] = map_array(folder, name)
-            if name in TEXTS:
-                starts = map_array(folder, f"{name}_starts")
-                check_offsets(starts, end=len(columns[name]), name=f"{name}_starts")
-                columns[name] = TextColumn(columns[name], starts)
+        columns = {name: map_column(folder, name) for name in COLUMNS}
         check_lengths(columns, *counts)
         check_offsets(columns["box_offsets"], end=len(columns["boxes"]), name="box_offsets")
     except (OSError, ValueError, EOFError) as error:
@@ -146,6 +152,16 @@ def open_index(folder: Path) -> Annotations:
             f"{folder}: damaged index ({error}); remove the folder, and convert again"
         ) from error
     return Annotations(**columns)
+
+
+def map_column(folder: Path, name: str) -> Any:
+    """Return a column, mapped into memory; raise OSError or ValueError for a damaged one."""
+    column = map_array(folder, name)
+    if name not in TEXTS:
+        return column
+    starts = map_array(folder, f"{name}_starts")
+    check_offsets(starts, end=len(column), name=f"{name}_starts")
+    return TextColumn(column, starts)
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:

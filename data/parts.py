@@ -1,8 +1,11 @@
-"""Files of a data set read in parts, by one process per core, with a progress bar."""
+"""Files read in parts: by one process per core with a progress bar, or ahead by threads."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -14,6 +17,8 @@ from data.json_lists import no_garbage_collection
 
 TASKS_PER_PROCESS = 4  # enough that no process waits, few enough to end soon after Ctrl-C
 Part = TypeVar("Part")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def processes_for(items: int, *, at_once: int, per_core: int = 1) -> int:
@@ -55,3 +60,21 @@ def read_task(read: Callable[[Any], Part], task: tuple[int, Any]) -> tuple[int, 
     """Return what a task's items are read to, with the place of the first."""
     with no_garbage_collection():
         return task[0], read(task[1])
+
+
+def read_ahead(
+    items: Iterable[Item],
+    read: Callable[[Item], Result],
+    pool: ThreadPoolExecutor,
+    *,
+    batch_size: int,
+) -> Iterator[list[tuple[Item, Result]]]:
+    """Yield batches of items with what `read` returns, while the next batch is being read."""
+    remaining = iter(items)
+    reading: deque[list[tuple[Item, Future[Result]]]] = deque()
+    while batch := list(islice(remaining, batch_size)):
+        reading.append([(item, pool.submit(read, item)) for item in batch])
+        if len(reading) > 1:
+            yield [(item, result.result()) for item, result in reading.popleft()]
+    for last in reading:
+        yield [(item, result.result()) for item, result in last]

@@ -45,6 +45,7 @@ from data.dataset import read_pixels
 from data.decoding import resolve_decoder
 from data.formats.coco import locate_images
 from data.formats.convert import images_of, json_of, print_next
+from data.packed import pack_of
 from data.parts import read_in_parts
 from data.tiling import TileOptions, Tiling
 
@@ -96,7 +97,8 @@ def run_tile(options: TileSetOptions) -> int:
             photos = read_annotations(file, is_export=True)
             folder, names = locate_images(file, photos.file_names, images=options.images)
             reach = Reach.of(folder, allow_outside=options.allow_outside)
-            for path in (image_path(folder, name) for name in names):
+            is_packed = pack_of(folder.absolute()) is not None  # without links
+            for path in (image_path(folder, name) for name in names if not is_packed):
                 if fault := reach.fault(path):  # Tiles may be published
                     raise InputError(f"{path}: {fault}")
             stems = {PurePosixPath(name).with_suffix("") for name in names}

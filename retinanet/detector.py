@@ -7,9 +7,8 @@ examples, and says what stays as it is between versions.
 import os
 import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import IOBase
@@ -17,7 +16,7 @@ from itertools import islice
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast, get_args, overload
+from typing import Any, NamedTuple, Self, TypeAlias, TypeGuard, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from common.errors import InputError, names_checked, printable, require_count
 from common.wording import counted
 from data.annotations import ClassMap, ImageSize, shown_size
 from data.decoding import DAMAGE, decode_bytes, decode_image, size_fault, to_rgb
+from data.parts import read_ahead
 from data.tiling import TileOptions, Tiling
 from launch.environment import set_allocator
 from retinanet.config_types import Precision, chosen_precision
@@ -54,9 +54,6 @@ Picture: TypeAlias = str | PathLike[str] | Encoded | Image.Image | NDArray[np.ui
 """What `predict` takes: a file's path or its content, an image of Pillow's, RGB uint8 pixels
 [H, W, 3] or grey ones [H, W] as an array, or a uint8 tensor [3, H, W] or [1, H, W]."""
 KINDS = "a path, the bytes of a file, a Pillow image, a uint8 array or tensor"
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Detection(NamedTuple):
@@ -375,24 +372,6 @@ def box_records(
         }
         for box, score, category_id in zip(boxes, detections.scores, ids, strict=True)
     ]
-
-
-def read_ahead(
-    items: Iterable[Item],
-    read: Callable[[Item], Result],
-    pool: ThreadPoolExecutor,
-    *,
-    batch_size: int,
-) -> Iterator[list[tuple[Item, Result]]]:
-    """Yield batches of items with what `read` returns, while the next batch is being read."""
-    remaining = iter(items)
-    reading: deque[list[tuple[Item, Future[Result]]]] = deque()
-    while batch := list(islice(remaining, batch_size)):
-        reading.append([(item, pool.submit(read, item)) for item in batch])
-        if len(reading) > 1:
-            yield [(item, result.result()) for item, result in reading.popleft()]
-    for last in reading:
-        yield [(item, result.result()) for item, result in last]
 
 
 def is_one_picture(images: object) -> TypeGuard[Picture]:

@@ -47,7 +47,6 @@ SECONDS_TO_STOP = 2.0
 """Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
 RATE_SECONDS = 10.0  # the rate shown is the mean over this time
-LOCK_FILE = ".download.lock"
 MISSING_LIST = "missing.txt"
 
 
@@ -265,23 +264,23 @@ class Rate:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
     """Make and lock the folder; raise InputError if it is locked or cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder}: is a file; set a folder")
     try:
         with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / LOCK_FILE)
+            lock = FileLock(folder / f".{work}.lock")
             lock.take()
     except LockHeldError as error:
         raise InputError(
-            f"--out: {folder}: another download is running in this folder; wait for it or stop it"
+            f"--out: {folder}: another {work} is running in this folder; wait for it or stop it"
         ) from error
     try:
         yield
     finally:
-        lock.release()
+        lock.release(remove=work != "download")  # a download may be continued with more images
 
 
 def tidy(folder: Path) -> set[str]:
@@ -306,16 +305,23 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def check_space(folder: Path, *, images: int, bytes_each: int, console: Console) -> None:
+def check_space(
+    folder: Path,
+    *,
+    images: int,
+    bytes_each: int,
+    console: Console,
+    fix: str = "set another --out, or download fewer images with --limit",
+) -> None:
     """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""
     free, needed = shutil.disk_usage(folder).free, images * bytes_each
     if needed <= free:
         return
     text = (
         f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-        "free; free some space, set another --out, or download fewer images with --limit"
+        f"free; free some space, {fix}"
     )
-    # The estimate is a mean of the whole data set, so only a clear lack of space is an error.
+    # The estimate is a mean, so only a clear lack of space is an error.
     if free < needed / 2:
         raise InputError(f"--out: {text}")
     console.print(f"warning: {text}", soft_wrap=True)

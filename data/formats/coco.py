@@ -35,6 +35,7 @@ from data.formats.labels import (
     settle_faults,
 )
 from data.index import read_stamp
+from data.packed import is_image_file, list_images
 from data.verify.report import obstacle
 from data.verify.splits import CheckedSplit
 
@@ -168,7 +169,7 @@ def names_below(
     Raises:
         InputError: Two different names are one image.
     """
-    present = set(walk_files(folder, reach, left_out, suffixes=SUFFIXES))
+    present = set(list_images(folder, reach, left_out, suffixes=SUFFIXES))
 
     def is_there(name: str) -> bool:
         # A name may also lead through a link to a folder that the walk saw elsewhere.
@@ -261,10 +262,7 @@ def find_images(
     spelled = [spellings(name) for name in tried]
     for place in range(max(map(len, spelled))):
         there = [texts[min(place, len(texts) - 1)] for texts in spelled]
-        counts = [
-            sum(os.path.isfile(folder / name) for name in there)  # noqa: PTH113
-            for folder in folders
-        ]
+        counts = [sum(is_image_file(folder / name) for name in there) for folder in folders]
         if not any(counts):
             continue
         best = [

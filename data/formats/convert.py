@@ -29,7 +29,7 @@ from common.outputs import require_no_input
 from common.walk import identity
 from data.annotations import SPLITS, Annotations, Split, TrainingRules, require_pixels
 from data.coco_json import DISPLAYED
-from data.decoding import MOST_BYTES, image_fault
+from data.decoding import image_fault
 from data.formats.labels import (
     CheckNames,
     LabelledSplit,
@@ -38,6 +38,7 @@ from data.formats.labels import (
 )
 from data.index import find_or_make_index
 from data.json_lists import list_parts
+from data.packed import MOST_BYTES
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import check_splits
 

@@ -21,13 +21,11 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from common.files import read_bytes
-from common.walk import LeftOut, Reach, walk_files
+from common.walk import LeftOut, Reach
 from data.annotations import SPLITS, Split, TrainingRules, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, leave_out_root, read_entries
 from data.decoding import (
     AS_STORED,
-    MOST_BYTES,
     QUARTER_TURNS,
     SUFFIXES,
     Notes,
@@ -37,6 +35,7 @@ from data.decoding import (
 )
 from data.findings import KINDS, Findings, Place, Severity
 from data.index import find_or_make_index
+from data.packed import list_images, open_image_file, pack_of
 from data.parts import read_in_parts
 from data.verify.annotations import (
     check_boxes,
@@ -160,6 +159,7 @@ def check_images(
     entries = checked.entries
     if entries is None:
         return
+    pack_of(checked.split.images.absolute())  # raises: a damaged index is no fault of each image
     rows, began = rows_to_check(len(entries.image_ids), sample), time.monotonic()
 
     def prepare(part: NDArray[np.int64]) -> Task:
@@ -210,7 +210,8 @@ def check_files(folder: Path, decoder: str, task: Task) -> tuple[list[FileFault]
 def hash_content(path: Path) -> int:
     """Return a hash of 64 bits of a file that was just decoded, and so is in the page cache."""
     try:
-        content = read_bytes(path, most_bytes=MOST_BYTES)
+        with open_image_file(path) as file:
+            content = file.read()
     except OSError:  # removed meanwhile
         return 0
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True)
@@ -315,6 +316,6 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
         named = {posixpath.normpath(name) for entries in readable for name in entries.file_names}
         # Only names are read, so files behind links count too.
         reach = Reach.of(folder, allow_outside=True)
-        for file in walk_files(folder, reach, LeftOut(), suffixes=SUFFIXES, linked_folders=False):
+        for file in list_images(folder, reach, LeftOut(), suffixes=SUFFIXES, linked_folders=False):
             if file not in named:
                 sharers[0].findings.add("file_unused", Place(file, "not in images"))

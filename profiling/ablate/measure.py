@@ -22,11 +22,11 @@ from rich.console import Console
 
 from common.console import progress
 from common.errors import InputError
-from common.files import read_bytes, write_atomically, write_json
+from common.files import write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, environment, installed_versions
 from common.stored import first_difference
-from data.decoding import MOST_BYTES
+from data.packed import open_image_file
 from launch.mpirun import choose_mpirun
 from profiling.ablate.result import (
     JOBS,
@@ -121,7 +121,10 @@ class Photos:
     def describe(self) -> str:
         """Describe the photos: number, size and digest; raise InputError as `list_file`."""
         photos = read_list(str(self.list_file()))
-        contents = [read_bytes(photo, most_bytes=MOST_BYTES) for photo in photos]
+        contents = []
+        for photo in photos:
+            with open_image_file(photo) as file:
+                contents.append(file.read())
         # A later command must read the same photos to add rounds.
         digest = hashlib.sha256(b"".join(contents)).hexdigest()
         megabytes = sum(map(len, contents)) / 1e6

@@ -33,8 +33,9 @@ from common.errors import FINISHED, InputError
 from common.files import write_json
 from common.machine import environment
 from common.options import json_option, option, overrides_argument
-from common.walk import LeftOut, Reach, walk_files
+from common.walk import LeftOut, Reach
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
+from data.packed import list_images
 from data.synthetic import make_synthetic_data
 from profiling.bench.report import PIPE_WIDTH, findings_json, findings_table, variant_json
 from profiling.bench.results import (
@@ -193,7 +194,7 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
         raise InputError(f"{option}: {folder} is not a folder; give a folder with images")
     folder = folder.resolve()
     reach = Reach.of(folder, allow_outside=True)  # photos are read, not copied
-    names = walk_files(folder, reach, LeftOut(), suffixes=SUFFIXES, depth=0)
+    names = list_images(folder, reach, LeftOut(), suffixes=SUFFIXES, depth=0)
     photos = [folder / name for name in names]
     if not photos:
         raise InputError(

@@ -15,8 +15,9 @@ from common.files import require_free
 from common.machine import require_packages
 from common.outputs import require_no_input
 from common.wording import counted, listed
+from data.parts import read_ahead
 from retinanet.commands import PredictOptions
-from retinanet.detector import THREADS, Detector, read_ahead, read_picture
+from retinanet.detector import THREADS, Detector, read_picture
 from retinanet.evaluation.command import noted_precision
 from retinanet.evaluation.output import Pixels, draw_detections, save_picture
 from retinanet.predict.labels import Labels

@@ -19,9 +19,10 @@ from rich.console import Console
 from common.console import significant
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
-from common.walk import UNREADABLE, LeftOut, Reach, walk_files
+from common.walk import UNREADABLE, LeftOut, Reach
 from common.wording import counted
 from data.decoding import SUFFIXES
+from data.packed import is_image_file, list_images
 from data.tiling import Tiling
 from retinanet.detector import Detector, box_records
 from retinanet.evaluation.matching import ImageDetections
@@ -76,7 +77,7 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
     for path in paths:
         if path.is_dir():
             reach = Reach.of(path, allow_outside=allow_outside)
-            below = walk_files(path, reach, left_out, suffixes=SUFFIXES, hidden=True, without=out)
+            below = list_images(path, reach, left_out, suffixes=SUFFIXES, hidden=True, without=out)
             pictures = [path / name for name in below]
             if UNREADABLE in left_out.found:
                 _, first = left_out.found[UNREADABLE]
@@ -88,7 +89,7 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
             # Resolved: the path `.` has no name.
             name = path.resolve().name
             files += [(file, PICTURE, name / file.relative_to(path).parent) for file in pictures]
-        elif path.exists():  # any other file name is tried as a picture
+        elif path.exists() or is_image_file(path):  # any other file name is tried as a picture
             is_video = path.suffix.lower() in VIDEO_SUFFIXES
             files.append((path, VIDEO if is_video else PICTURE, Path()))
         else:

@@ -29,8 +29,9 @@ from common.errors import InputError, printable
 from common.wording import counted
 from data.annotations import images_in_other, input_size
 from data.decoding import decode_annotated
+from data.parts import read_ahead
 from data.transforms import fit_image, normalize
-from retinanet.detector import THREADS, Detector, read_ahead
+from retinanet.detector import THREADS, Detector
 from retinanet.evaluation.detect import SCORE_THRESHOLD
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.output import Pixels, spread_indices

@@ -229,6 +229,7 @@ RULES = (
         " ".join((*SCENES, "data.image_size=64", "--count 1 --epochs 1")),
         writes=("show.png",),
     ),
+    run(r"retinanet data pack .*", writes=("packed/train/images-00000.tar",)),
     run(r"retinanet data convert .*\.csv .*", "--classes all"),
     run(
         r"retinanet data convert \S+-photos --from .*",

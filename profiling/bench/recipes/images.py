@@ -26,8 +26,9 @@ from torchvision.transforms.functional import hflip, to_tensor
 
 from data.annotations import Annotations, ClassMap, TrainingRules
 from data.dataset import DetectionDataset, SampleKey, collate
-from data.decoding import decode_image, open_image, open_image_file
+from data.decoding import decode_image, open_image
 from data.loader import evaluation_loader
+from data.packed import open_image_file
 from data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, resize_image
 from profiling.bench.data_bench import read_list
 from profiling.bench.variant import Prepared, Workload

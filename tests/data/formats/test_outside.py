@@ -10,7 +10,7 @@ from PIL import Image
 
 from data.__main__ import main
 from data.coco_json import read_annotations
-from data.decoding import MOST_BYTES
+from data.packed import MOST_BYTES
 from tests.data.formats.written import voc_object, voc_xml
 from tests.data.samples import write_json
 from tests.support.commands import RunHere, error_line
