@@ -64,7 +64,7 @@ def operator_table(log: OneDnnLog, *, top: int) -> Table:
     for operator, problems in log.operators.items():
         for problem, calls in problems.items():
             key = operator_name(operator), kind_and_direction(problem.kind, problem.direction)
-            sums.setdefault(key, Calls()).add(calls.total_ms, calls.count)
+            sums.setdefault(key, Calls()).merge(calls)
             modules.setdefault(key, Counter())[operator.module] += calls.total_ms  # type: ignore[assignment]
     ordered = sorted(sums.items(), key=lambda item: -item[1].total_ms)
     rows = [
