@@ -34,12 +34,13 @@ def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_auto_selects_the_fastest_installed_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "accimage")
     assert installed_decoders() == ["simplejpeg", "torchvision", "pillow"]
     for fastest in ("simplejpeg", "torchvision"):
         assert resolve_decoder("auto") == fastest
         hide(monkeypatch, fastest)
     assert resolve_decoder("auto") == "pillow"
-    for name in ("simplejpeg", "torchvision"):
+    for name in ("simplejpeg", "torchvision", "accimage"):
         assert refusal(name).startswith(f"data.decoder: {name} is not installed: ")
         assert "auto" in refusal(name)
     assert refusal("opencv").startswith("data.decoder: opencv ")
@@ -58,6 +59,7 @@ def test_decoder_without_its_compiled_part_is_refused(
     assert (decoder_fault("simplejpeg") or "").startswith("is installed but does not work")
     fault = "data.decoder: simplejpeg is installed but does not work"
     assert refusal("simplejpeg").startswith(fault)
+    hide(monkeypatch, "accimage")
     assert installed_decoders() == ["torchvision", "pillow"]
 
 
@@ -68,7 +70,7 @@ def test_decoders_are_described_with_their_versions() -> None:
     assert PIL.__version__ in pillow and "libjpeg-turbo" in pillow
 
 
-OTHERS = ["simplejpeg", "torchvision"]
+OTHERS = ["simplejpeg", "torchvision", pytest.param("accimage", marks=pytest.mark.accimage)]
 
 KINDS: dict[str, dict[str, Any]] = {
     "baseline": {},
