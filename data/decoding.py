@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
 from common.files import open_regular
+from common.machine import installed_versions
 from data.annotations import Annotations, image_path
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -295,7 +295,8 @@ def describe_decoder(name: str) -> str:
     if name != "pillow":
         return f"{name} {version(name)}"
     library = f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
-    return f"pillow {PIL.__version__} ({library})"
+    [(package, number)] = installed_versions([name]).items()  # or Pillow-SIMD in its place
+    return f"{package} {number} ({library})"
 
 
 # The decoders: a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.

@@ -67,7 +67,12 @@ def test_decoders_are_described_with_their_versions() -> None:
     assert describe_decoder("simplejpeg").startswith("simplejpeg 1.")
     assert describe_decoder("torchvision").startswith("torchvision 0.")
     pillow = describe_decoder("pillow")
-    assert PIL.__version__ in pillow and "libjpeg-turbo" in pillow
+    assert pillow.startswith(f"pillow {PIL.__version__}") and "libjpeg-turbo" in pillow
+
+
+@pytest.mark.accimage
+def test_accimage_is_described_with_its_version() -> None:
+    assert describe_decoder("accimage").startswith("accimage 0.")
 
 
 OTHERS = ["simplejpeg", "torchvision", pytest.param("accimage", marks=pytest.mark.accimage)]
