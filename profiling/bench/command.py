@@ -299,8 +299,9 @@ def bench_threads(
     if options.json is not None:
         write_json(options.json, threads_json(results, benchmark=benchmark.name))
     if options.share is not None:
-        write_shared(results, options.share)
-        console.print(f"{options.share}: look at it before you publish it; docs/leaderboard.md")
+        fault = write_shared(results, options.share)
+        advice = f"not for the leaderboard: {fault}" if fault else "look at it, and publish it"
+        console.print(f"{options.share}: {advice}; docs/leaderboard.md", soft_wrap=True)
     return FINISHED
 
 

@@ -5,7 +5,7 @@ no name of a host or user, no path, kernel or time of day.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import itemgetter
@@ -43,6 +43,7 @@ KERNELS_OF_STEP = (0.02, 1.2)
 """Share of a step in its kernels; in other units than the step it would be 1,000 times as much."""
 RATE_OF_STEP = (0.01, 3.0)
 """A step's GFLOP/s relative to the machine's products with as many threads: the same for both."""
+MOST_BUSY = 0.25  # Cores, on average: a step waits for the slowest of its threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +109,8 @@ SCHEMA = TypeAdapter(Shared)
 ADVICE = "measure it anew by `retinanet profile bench step --share`, or move it away"
 
 
-def write_shared(measured: ByThreads, file: Path) -> None:
-    """Write the steps of the only contestant, which is this program's."""
+def write_shared(measured: ByThreads, file: Path) -> str:
+    """Write the steps of the only contestant, ours; return why the leaderboard would refuse it."""
     [contestant] = measured.contestants
     code = code_version()
     changes = " with changes" if code["is_modified"] else ""
@@ -139,6 +140,7 @@ def write_shared(measured: ByThreads, file: Path) -> None:
         steps=tuple(shared_step(measured, contestant, n) for n in measured.threads),
     )
     write_json(file, asdict(shared))
+    return next(inconsistencies(shared), "")
 
 
 def shared_step(measured: ByThreads, contestant: str, threads: int) -> SharedStep:
@@ -158,30 +160,32 @@ def read_shared(file: Path) -> Shared:
     """Read a file of `write_shared`; raise InputError naming file and field if it is none."""
     wrong = "is no file of `bench step --share`"
     shared = read_stored(file, SCHEMA, wrong=wrong, advice=ADVICE)
-    if fault := inconsistency(shared):
+    if fault := next(inconsistencies(shared), ""):
         raise InputError(f"{file}: {wrong} ({fault}); {ADVICE}")
     return shared
 
 
-def inconsistency(shared: Shared) -> str:
-    """Return the first field whose value the others contradict, and why; empty if there is none."""
+def inconsistencies(shared: Shared) -> Iterator[str]:
+    """Yield the fields whose values others contradict, and why."""
     processor, previous = shared.processor, 0
     if processor.physical_cores > processor.virtual_cores:
-        return "processor.physical_cores: more than virtual_cores"
+        yield "processor.physical_cores: more than virtual_cores"
     for place, step in enumerate(shared.steps):
         field = f"steps.{place}"
         if not previous < step.threads <= processor.virtual_cores:
-            return f"{field}.threads: {step.threads}, not ascending up to processor.virtual_cores"
+            yield f"{field}.threads: {step.threads}, not ascending up to processor.virtual_cores"
         if step.physical_cores > min(step.threads, processor.physical_cores):
-            return f"{field}.physical_cores: {step.physical_cores}, more than threads or cores"
+            yield f"{field}.physical_cores: {step.physical_cores}, more than threads or cores"
         share = sum(step.kernels_s.values()) / step.seconds
         if not KERNELS_OF_STEP[0] <= share <= KERNELS_OF_STEP[1]:
-            return f"{field}.kernels_s: {share:.3g} times the step; both are in seconds"
+            yield f"{field}.kernels_s: {share:.3g} times the step; both are in seconds"
         rate = shared.step_gflop / step.seconds / step.product_gflop_per_s
         if not RATE_OF_STEP[0] <= rate <= RATE_OF_STEP[1]:
-            return f"{field}.runs_s: {rate:.3g} times as fast as product_gflop_per_s; in seconds?"
+            yield f"{field}.runs_s: {rate:.3g} times as fast as product_gflop_per_s; in seconds?"
         previous = step.threads
-    return ""
+    if shared.cores_busy_otherwise > MOST_BUSY:
+        busy = f"{shared.cores_busy_otherwise:.2f}, by other work"
+        yield f"cores_busy_otherwise: {busy}; only an idle machine compares"
 
 
 three_digits = partial(significant, digits=3)
@@ -266,4 +270,5 @@ def bench_leaderboard(options: LeaderboardOptions) -> int:
 
 def as_markdown(tables: list[Table]) -> str:
     """Return tables under their titles, for a page."""
-    return "".join(f"\n### {table.title}\n\n{table.markdown()}\n" for table in tables) + "\n"
+    shown = [f"### {table.title}\n\n{table.markdown()}" for table in tables]
+    return "\n" + "\n\n".join(shown or ["No file has been shared yet."]) + "\n\n"
