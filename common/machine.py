@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,11 +78,19 @@ def slow_bf16(flags: Collection[str] | None = None) -> str:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return versions by name; packages that are not installed are left out."""
+    """Return versions by name; packages that are not installed are left out.
+
+    Where Pillow-SIMD stands in Pillow's place, its name and version come instead of Pillow's.
+    """
     versions = {}
     for package in packages:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
+        with suppress(PackageNotFoundError, ModuleNotFoundError):
+            if package == "pillow":
+                # Both packages write the module PIL: Pillow's metadata may outlast its files.
+                loaded = import_module("PIL").__version__
+                versions["pillow-simd" if ".post" in loaded else package] = loaded
+            else:
+                versions[package] = version(package)
     return versions
 
 

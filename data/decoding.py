@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, features
 
 from common.errors import InputError
+from common.machine import installed_versions
 from data.annotations import Annotations, image_path
 from data.packed import open_image_file
 
@@ -37,12 +37,13 @@ MAX_PIXELS = 178_956_970
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 """Errors that Pillow raises for a damaged file; SyntaxError is a broken PNG."""
 
-DECODERS = ("simplejpeg", "torchvision", "pillow")
+DECODERS = ("simplejpeg", "torchvision", "pillow", "accimage")
 """The fastest first, as measured on photos (`retinanet data bench`); `auto` takes the first that
-works."""
+works, so never accimage, whose planes must be interleaved."""
 HOW_TO_INSTALL = {
     "simplejpeg": "run `.venv/bin/pip install simplejpeg`",
     "torchvision": "install the release made for this torch",
+    "accimage": "it is not on PyPI; docs/packages.md has the commands",
 }
 START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 """JPEG's markers; compressed data hold no such pair of bytes."""
@@ -280,7 +281,8 @@ def describe_decoder(name: str) -> str:
     if name != "pillow":
         return f"{name} {version(name)}"
     library = f"libjpeg-turbo {features.version_feature('libjpeg_turbo')}"
-    return f"pillow {PIL.__version__} ({library})"
+    [(package, number)] = installed_versions([name]).items()  # or Pillow-SIMD in its place
+    return f"{package} {number} ({library})"
 
 
 # The decoders: a baseline or progressive JPEG, RGB or grey, to uint8 `[H, W, 3]`.
@@ -305,9 +307,20 @@ def decode_by_torchvision(content: bytes) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels)
 
 
+def decode_by_accimage(content: bytes) -> NDArray[np.uint8]:
+    """Decode a JPEG; raise OSError if it is none, ValueError if truncated (else it is grey)."""
+    if not has_end_of_image(content):
+        raise ValueError("the JPEG has no end marker")
+    image = import_module("accimage").Image(content)
+    planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
+    image.copyto(planes)
+    return np.ascontiguousarray(planes.transpose(1, 2, 0))
+
+
 JPEG_DECODERS: dict[str, Callable[[bytes], NDArray[np.uint8]]] = {
     "simplejpeg": decode_by_simplejpeg,
     "torchvision": decode_by_torchvision,
+    "accimage": decode_by_accimage,
 }
 
 

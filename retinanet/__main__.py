@@ -125,8 +125,13 @@ def version_text() -> str:
     changes = ", with changes" if code["is_modified"] else ""
     commit = f" (commit {code['commit']}{changes})" if code["commit"] else ""
     program = code["version"] or "of unknown version"
-    torch = installed_versions(["torch"]).get("torch", "is not installed")
-    return f"{DISTRIBUTION} {program}{commit}\ntorch {torch}\nPython {platform.python_version()}"
+    versions = installed_versions(["torch", "pillow"])
+    lines = [f"{DISTRIBUTION} {program}{commit}"]
+    lines += [f"torch {versions.get('torch', 'is not installed')}"]
+    lines += [f"Python {platform.python_version()}"]
+    if simd := versions.get("pillow-simd"):
+        lines += [f"Pillow-SIMD {simd} in Pillow's place"]
+    return "\n".join(lines)
 
 
 class ShowVersion(argparse.Action):

@@ -128,7 +128,7 @@ class DataConfig:
     """Skip them in training, as torchvision does, or train on them, as MLPerf does. [name]"""
     repeat_rare: Annotated[float | None, Field(gt=0, le=1), Resume.MUST_MATCH, closed(None)] = None
     """Repeat images of classes that are in a smaller share of the images; null: none. [share]"""
-    decoder: Literal["auto", "pillow", "torchvision", "simplejpeg"] = "auto"
+    decoder: Literal["auto", "pillow", "torchvision", "simplejpeg", "accimage"] = "auto"
     """JPEG decoder; auto: the fastest that is installed. Pillow decodes other formats. [name]"""
     on_bad_image: Annotated[Literal["stop", "skip"], Resume.FREE, closed("stop")] = "stop"
     """When an image cannot be read: stop the run, or skip it and use another one. [name]"""

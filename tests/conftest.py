@@ -3,7 +3,7 @@
 `make test` runs the first part with pytest-xdist: each of its workers keeps to a core of its own,
 and so does all that it starts, as on a machine with one core. A test that needs more cores, or
 would disturb others, is marked `whole_machine`; the second part runs those one after another.
-The markers `slow`, `exhaustive`, `ipex` and `openvino` make the tiers of docs/tests.md.
+The markers `slow`, `exhaustive`, `ipex`, `openvino` and `accimage` make the tiers of docs/tests.md.
 """
 
 import os
@@ -148,8 +148,9 @@ def sort_slow_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
-NEEDED = {"ipex": "intel_extension_for_pytorch", "openvino": "nncf"}
-"""Packages by the marker of the tests that need them; `make ipex` and `make openvino` install."""
+NEEDED = {"ipex": "intel_extension_for_pytorch", "openvino": "nncf", "accimage": "accimage"}
+"""Packages by the marker of the tests that need them; `make ipex` and `make openvino` install,
+and docs/packages.md has accimage."""
 
 
 def deselect_tests_of_missing_packages(config: pytest.Config, items: list[pytest.Item]) -> None:

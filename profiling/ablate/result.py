@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -198,8 +197,6 @@ def lacking(
     decoder = options.get("decoder")
     if decoder in DECODERS and (fault := decoder_fault(str(decoder))) is not None:
         yield f"{decoder} {fault}"
-    if decoder == "accimage" and find_spec(decoder) is None:
-        yield "accimage is not installed: it is not on PyPI; docs/ablations/README.md has the steps"
     if variant.pillow_simd and pillow_simd_folder() is None:
         yield "Pillow-SIMD is not built; docs/ablations/README.md has the command"
     library = ALLOCATORS.get(allocator)

@@ -1,6 +1,7 @@
 """`retinanet profile bench`: its command line, and a benchmark of variants from start to end."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,12 @@ from profiling.bench.interpreters import (
 from profiling.bench.jobs import JOB_BENCHMARKS
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import LIMITS, Benchmark, measure, with_files
+from profiling.bench.shared import (
+    LEADERBOARD_ABOUT,
+    LeaderboardOptions,
+    bench_leaderboard,
+    write_shared,
+)
 from profiling.bench.single import SINGLE_BENCHMARKS
 from profiling.bench.threads import measure_by_threads, print_by_threads, threads_json
 from profiling.bench.variant import (
@@ -67,6 +74,8 @@ examples:
   retinanet profile bench step --contestants torch,torchvision-tuned --beside-load
   retinanet profile bench step --contestants torch --against .venv-old/bin/python
   retinanet profile bench step --threads 1,2,4,8,16           # which kernel does not scale, minutes
+  retinanet profile bench step --share my-processor.json      # for docs/leaderboard.md, minutes
+  retinanet profile bench leaderboard docs/leaderboard
   retinanet profile bench loss
   retinanet profile bench optimizer
   retinanet profile bench evaluate
@@ -119,6 +128,14 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             options=options,
             run=run,
         )
+    add_command(
+        kinds,
+        "leaderboard",
+        summary="compare the processors of files of `bench step --share`",
+        about=LEADERBOARD_ABOUT,
+        options=LeaderboardOptions,
+        run=bench_leaderboard,
+    )
 
 
 def distinct(values: Iterable[int]) -> str:
@@ -169,6 +186,14 @@ class BenchOptions:
         parse=numbers,
         metavar="A,B",
     )
+    share: Path | None = option(
+        "also write the steps by threads to this file, to publish: processor, versions and times, "
+        "but nothing that identifies you or the machine; `step` only, by default with 1, 2, 4 … "
+        "and all threads",
+        default=None,
+        metavar="FILE",
+        writes=True,
+    )
     json: Path | None = json_option()
 
 
@@ -177,12 +202,18 @@ def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     for name, is_given, is_possible in (
         ("--beside-load", options.beside_load, benchmark.beside_load),
         ("--threads", options.threads, benchmark.by_threads),
+        ("--share", options.share, benchmark.by_threads),
     ):
         if is_given and not is_possible:
             raise InputError(f"{name}: `bench {benchmark.name}` is not measured so; omit it")
+    if options.share and not options.threads:
+        options = replace(options, threads=doubling(len(os.sched_getaffinity(0))))
     if options.threads and (options.beside_load or options.against):
         also = "--beside-load" if options.beside_load else "--against"
-        raise InputError(f"--threads, {also}: not measured together; omit one of them")
+        by_threads = "--share" if options.share else "--threads"
+        raise InputError(f"{by_threads}, {also}: not measured together; omit one of them")
+    if options.share and options.contestants not in (None, SUBJECT):
+        raise InputError(f"--share, --contestants: only {SUBJECT} is shared; omit one of them")
     console = make_console(stderr=True)
     print_line = partial(console.print, soft_wrap=True)
     by_default = SUBJECT if options.threads else None
@@ -267,7 +298,16 @@ def bench_threads(
     print_by_threads(results)
     if options.json is not None:
         write_json(options.json, threads_json(results, benchmark=benchmark.name))
+    if options.share is not None:
+        fault = write_shared(results, options.share)
+        advice = f"not for the leaderboard: {fault}" if fault else "look at it, and publish it"
+        console.print(f"{options.share}: {advice}; docs/leaderboard.md", soft_wrap=True)
     return FINISHED
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 and so on below a number, and that number."""
+    return (*(2**power for power in range((most - 1).bit_length())), most)
 
 
 def usable(

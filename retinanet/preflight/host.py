@@ -290,6 +290,7 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
     versions = installed_versions(LOOKED_AT)
     required = requires("torchvision") or [] if "torchvision" in versions else []
     problems = [
+        *pillow_conflict(versions),
         *torchvision_conflict(versions, required=required),
         *same_release(versions, IPEX, is_used=engine == "ipex", instead="engine.name=torch"),
         *same_release(versions, CCL, is_used=backend == "ccl", instead="distributed.backend=gloo"),
@@ -305,6 +306,15 @@ def check_conflicts(*, engine: str, backend: str) -> list[Finding]:
         return problems
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
     return [ok(PACKAGES, f"{names}: no known conflict")]
+
+
+def pillow_conflict(versions: Mapping[str, str]) -> list[Finding]:
+    """Return a warning if Pillow-SIMD, which lags behind Pillow's fixes, stands in its place."""
+    if "pillow-simd" not in versions:
+        return []
+    text = f"Pillow-SIMD {versions['pillow-simd']} stands in Pillow's place: it lacks "
+    fix = "run `.venv/bin/pip uninstall -y pillow pillow-simd` and `make setup`"
+    return [warning(PACKAGES, f"{text}Pillow 13's fixes of critical holes (SECURITY.md)", fix=fix)]
 
 
 def torchvision_conflict(versions: Mapping[str, str], *, required: Sequence[str]) -> list[Finding]:

@@ -40,7 +40,8 @@ FACTS = ("command", "host", "torch_threads", "packages")
 """Of `environment.json`, which marks the folder of a run: no other program writes all of them."""
 MOST_BYTES = 10_000_000  # of `environment.json`
 
-PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "pycocotools", "safetensors")
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "accimage", "pycocotools",
+            "safetensors")  # fmt: skip
 
 
 class RunFolder:

@@ -34,12 +34,13 @@ def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_auto_selects_the_fastest_installed_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "accimage")
     assert installed_decoders() == ["simplejpeg", "torchvision", "pillow"]
     for fastest in ("simplejpeg", "torchvision"):
         assert resolve_decoder("auto") == fastest
         hide(monkeypatch, fastest)
     assert resolve_decoder("auto") == "pillow"
-    for name in ("simplejpeg", "torchvision"):
+    for name in ("simplejpeg", "torchvision", "accimage"):
         assert refusal(name).startswith(f"data.decoder: {name} is not installed: ")
         assert "auto" in refusal(name)
     assert refusal("opencv").startswith("data.decoder: opencv ")
@@ -58,6 +59,7 @@ def test_decoder_without_its_compiled_part_is_refused(
     assert (decoder_fault("simplejpeg") or "").startswith("is installed but does not work")
     fault = "data.decoder: simplejpeg is installed but does not work"
     assert refusal("simplejpeg").startswith(fault)
+    hide(monkeypatch, "accimage")
     assert installed_decoders() == ["torchvision", "pillow"]
 
 
@@ -65,10 +67,15 @@ def test_decoders_are_described_with_their_versions() -> None:
     assert describe_decoder("simplejpeg").startswith("simplejpeg 1.")
     assert describe_decoder("torchvision").startswith("torchvision 0.")
     pillow = describe_decoder("pillow")
-    assert PIL.__version__ in pillow and "libjpeg-turbo" in pillow
+    assert pillow.startswith(f"pillow {PIL.__version__}") and "libjpeg-turbo" in pillow
 
 
-OTHERS = ["simplejpeg", "torchvision"]
+@pytest.mark.accimage
+def test_accimage_is_described_with_its_version() -> None:
+    assert describe_decoder("accimage").startswith("accimage 0.")
+
+
+OTHERS = ["simplejpeg", "torchvision", pytest.param("accimage", marks=pytest.mark.accimage)]
 
 KINDS: dict[str, dict[str, Any]] = {
     "baseline": {},

@@ -129,6 +129,8 @@ LOGGED = f"{SYNTHETIC} engine.precision=bf16 profile.onednn.steps=2 profile.trac
 
 CANNOT = {
     r"apt-get install .*": "root, and packages that would stay",
+    r"(?:CC=.*)?\.venv/bin/pip (?:un)?install .*": "the packages of the tests' own environment",
+    r"CPATH=.* \./setup\.sh uv .*": "accimage's source; tests with the marker `accimage`",
     r"srun .*": "no Slurm",
     r"(?:mpirun .*)?(?:docker|podman|buildah|apptainer|kubectl) .*": "containers",
     r"mpirun (?!.* train\b).*": "a launcher's options alone; tests/launch/test_mpirun.py",

@@ -33,6 +33,7 @@ OTHER_PROGRAMS = {
         *("--build-arg", "--cap-add", "--cpuset-cpus", "--cpuset-mems", "--ipc", "--pid"),
         *("--privileged", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs", "--user"),
     ),
+    "ld": ("--disable-new-dtags",),
     "podman": ("--format", "--userns"),
     "torchrun": (
         *("--master-addr", "--master-port", "--nnodes", "--node-rank"),

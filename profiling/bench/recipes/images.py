@@ -13,12 +13,10 @@ In all of them, `photos` is the file that lists the photos.
 import os
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -47,30 +45,14 @@ def on_one_core(photos: str) -> list[Path]:
 
 
 def prepare_decode(workload: Workload, *, photos: str, decoder: str) -> Prepared:
-    """Prepare the decoding of JPEG files to uint8 arrays, also by accimage, for the ablation."""
+    """Prepare the decoding of JPEG files to uint8 arrays."""
     paths = on_one_core(photos)
 
     def run() -> None:
         for path in paths:
-            if decoder == "accimage":
-                decode_by_accimage(path)
-            else:
-                decode_image(path, decoder=decoder)
+            decode_image(path, decoder=decoder)
 
     return Prepared(run)
-
-
-def decode_by_accimage(path: Path) -> NDArray[np.uint8]:
-    """Read a JPEG as RGB, uint8 `[H, W, 3]`, by accimage, whose planes are interleaved here."""
-    with (
-        open_image_file(path) as file,
-        open_image(file),
-    ):  # its size is checked, as by `decode_image`
-        file.seek(0)
-        image = import_module("accimage").Image(file.read())
-    planes = np.empty((image.channels, image.height, image.width), dtype=np.uint8)
-    image.copyto(planes)
-    return np.ascontiguousarray(planes.transpose(1, 2, 0))
 
 
 def prepare_resize(workload: Workload, *, photos: str, decoder: str) -> Prepared:

@@ -4,9 +4,7 @@ import io
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from rich.console import Console
 from common.errors import InputError
 from data.__main__ import main
 from data.dataset import SampleKey
-from data.decoding import decode_image
 from data.transforms import IMAGENET_STD
 from profiling.bench.data_bench import (
     DataBenchOptions,
@@ -81,12 +78,13 @@ def test_synthetic_images_without_photos(tmp_path: Path) -> None:
 
 
 def test_missing_decoders_are_skipped_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    for name in ("simplejpeg", "accimage"):
+        monkeypatch.setitem(sys.modules, name, None)
     output = io.StringIO()
     descriptions = describe_decoders(None, console=Console(file=output, width=40))
     assert list(descriptions) == ["torchvision", "pillow"]
     names = [line.split()[0] for line in output.getvalue().splitlines()]
-    assert names == ["simplejpeg"]
+    assert names == ["simplejpeg", "accimage"]
     with pytest.raises(InputError, match="--decoders: simplejpeg is not installed"):
         describe_decoders("pillow,simplejpeg", console=QUIET)
     assert list(describe_decoders("pillow,torchvision", console=QUIET)) == ["pillow", "torchvision"]
@@ -136,28 +134,6 @@ def test_share_of_a_step_is_that_of_one_core_between_two_steps() -> None:
         )
         # 20 ms an image: 40 ms before a step of 3.72 s
         assert [finding.shown for finding in data_findings(measured)] == shares
-
-
-class AccimageStandIn:
-    """Behaves like an image of accimage 0.2.0, by its source: it copies pixels as planes."""
-
-    def __init__(self, content: bytes) -> None:
-        self._pixels = import_module("simplejpeg").decode_jpeg(content)
-        self.height, self.width, self.channels = self._pixels.shape
-
-    def copyto(self, buffer: np.ndarray) -> None:
-        assert buffer.shape == (self.channels, self.height, self.width)
-        buffer[:] = self._pixels.transpose(2, 0, 1)
-
-
-def test_planes_of_accimage_are_interleaved(
-    photos: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = ModuleType("accimage")
-    module.Image = AccimageStandIn  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "accimage", module)
-    pixels = images.decode_by_accimage(photos[0])
-    assert pixels.flags.c_contiguous and np.array_equal(pixels, decode_image(photos[0]))
 
 
 @pytest.mark.exhaustive

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from common.machine import installed_versions
 from common.program import FOLDER
+from data.decoding import describe_decoder
 from launch.limits import FreeMemory
+from retinanet.__main__ import main
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, load_config
 from retinanet.memory import MemoryNeed, training_bytes
@@ -19,7 +22,7 @@ from retinanet.preflight import host
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.host import IPEX, check_precision, check_shared_memory
 from retinanet.preflight.run import KnownData
-from tests.support.commands import run_program
+from tests.support.commands import RunHere, run_program
 from tests.support.mounts import needs_root, tmpfs
 
 GB = 10**9
@@ -215,6 +218,20 @@ def test_two_copies_of_an_openmp_library_are_a_conflict() -> None:
 def test_this_environment_has_no_conflict() -> None:
     findings = host.check_conflicts(engine="torch", backend="gloo")
     assert [finding.level for finding in findings] == ["ok"], findings
+
+
+def test_pillow_simd_in_pillows_place_is_named(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files replace Pillow's, whose metadata stay if it was installed over Pillow."""
+    monkeypatch.setattr("PIL.__version__", "12.1.1.post0")
+    assert installed_versions(["pillow"]) == {"pillow-simd": "12.1.1.post0"}
+    printed = run_here(main, "--version").stdout
+    assert printed.endswith("\nPillow-SIMD 12.1.1.post0 in Pillow's place\n")
+    assert describe_decoder("pillow").startswith("pillow-simd 12.1.1.post0 (")
+    [finding] = host.check_conflicts(engine="torch", backend="gloo")
+    assert finding.level == "warning" and "Pillow-SIMD 12.1.1.post0" in finding.detail
+    assert "pillow 13" in host.check_versions().detail  # the pin, which is missing
 
 
 def test_other_versions_and_missing_packages_are_named(tmp_path: Path) -> None:
