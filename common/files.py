@@ -19,12 +19,12 @@ import shutil
 import stat
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import InputError, printable
 
@@ -166,17 +166,15 @@ def write_parts(file: Path, parts: Iterable[bytes]) -> None:
         stream.writelines(parts)
 
 
-def copy_atomically(source: Path, target: Path, *, most_bytes: int | None = None) -> None:
-    """Copy a regular file like `write_atomically`, without reading it into memory.
+def copy_atomically(
+    source: Path, target: Path, *, open_source: Callable[[Path], BinaryIO] | None = None
+) -> None:
+    """Copy a regular file, or what `open_source` opens, like `write_atomically`.
 
-    Raises InputError that names both if the source cannot be read or the target not be written, or
-    if it has more than `most_bytes`.
+    Raises InputError that names both if the source cannot be read or the target not be written.
     """
-    problem = f"cannot be copied from {source}"
-    with in_place_when_whole(target, problem, flush=False) as stream, open_regular(source) as old:
-        size = os.fstat(old.fileno()).st_size
-        if most_bytes is not None and size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(source))
+    problem, opened = f"cannot be copied from {source}", open_source or open_regular
+    with in_place_when_whole(target, problem, flush=False) as stream, opened(source) as old:
         shutil.copyfileobj(old, stream, 1 << 20)
 
 

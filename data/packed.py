@@ -234,6 +234,6 @@ def room_for_files(count: int) -> int:
     Linux allows 1,024 by default, and usually more where a process asks for it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    more = min(count, hard - soft)
+    more = count if hard == resource.RLIM_INFINITY else min(count, hard - soft)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft + more, hard))
     return max(1, min(count, max(more, soft // 4)))

@@ -38,7 +38,7 @@ from data.formats.labels import (
 )
 from data.index import find_or_make_index
 from data.json_lists import list_parts
-from data.packed import MOST_BYTES
+from data.packed import open_image_file
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import check_splits
 
@@ -166,7 +166,7 @@ def copy_files(split: LabelledSplit, folder: Path, *, console: Console) -> Annot
                 is_image[row] = False
                 first = first or f"{source}: {fault}"
             elif not (target.exists() and target.samefile(source)):
-                copy_atomically(source, target, most_bytes=MOST_BYTES)
+                copy_atomically(source, target, open_source=open_image_file)
             advance(row + 1, "")
     number = int((~is_image).sum())
     if not number:

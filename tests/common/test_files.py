@@ -302,13 +302,6 @@ def test_only_regular_files_are_copied(tmp_path: Path, source: str) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_copy_has_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "large.jpg").write_bytes(b"x" * 101)
-    with pytest.raises(InputError, match="larger than 100 bytes"):
-        copy_atomically(tmp_path / "large.jpg", tmp_path / "copy.jpg", most_bytes=100)
-    assert not (tmp_path / "copy.jpg").exists()
-
-
 @pytest.mark.parametrize("line", ["[" * 100_000, "[1]", "{", "9" * 5000])
 def test_lines_that_are_no_records_end_the_records(tmp_path: Path, line: str) -> None:
     file = tmp_path / "metrics.jsonl"

@@ -393,9 +393,12 @@ def test_commands_find_and_read_packed_images(
         assert train["images_checked"] == len(NAMES)
         done = run_here(main, "tile", file, "--images", folder, "--tiles", "32", "--out", tiles)
         assert done.returncode == 0, done.stderr
-        found.append((train["findings"], tree(tiles / "images")))
+        arguments = (file, "--from", "coco", "--images", folder, "--copy-images")
+        done = run_here(main, "convert", *arguments, "--out", copy := tmp_path / f"{folder.name}-c")
+        assert done.returncode == 0, done.stderr
+        found.append((train["findings"], tree(tiles / "images"), tree(copy / "images")))
     assert found[0] == found[1]
-    assert found[0][1]
+    assert all(found[0][1:])
     assert photos_in(out, limit=3) == [out / name for name in ("0.png", "3.png", "train/0a1b.jpg")]
     sources = find_sources([out, out / NAMES[0]], out=tmp_path / "predictions").pictures
     expected = [out / name for name in (*sorted(NAMES), NAMES[0])]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -275,10 +276,10 @@ def test_images_that_cannot_be_copied_leave_nothing(tmp_path: Path, run_here: Ru
     content, original = unreadable.read_bytes(), data.formats.convert.copy_atomically
     assert content
 
-    def copy(image: Path, target: Path, *, most_bytes: int) -> None:
+    def copy(image: Path, target: Path, *, open_source: Callable[[Path], BinaryIO]) -> None:
         if image == unreadable:
             unreadable.unlink()
-        original(image, target, most_bytes=most_bytes)
+        original(image, target, open_source=open_source)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data.formats.convert, "copy_atomically", copy)
