@@ -42,8 +42,8 @@ Steps are those of the program's first optimizer, counted from 1; before the fir
 step is known. Without --steps everything is logged, a hundred kilobytes for a step of ResNet-50.
 
 examples:
-  retinanet profile capture -- python train.py --epochs 1
-  retinanet profile capture --steps 10-12 --out rn50 -- torchrun --nproc-per-node 2 train.py
+  retinanet profile capture -- python program.py --epochs 1
+  retinanet profile capture --steps 10-12 --out rn50 -- torchrun --nproc-per-node 2 program.py
   retinanet profile stats captured"""
 
 RECORDER = Path(__file__).resolve().parent / "recorder"
@@ -91,7 +91,7 @@ def capture(options: CaptureOptions) -> int:
     Raises:
         InputError: The command or the folder is wrong, or a C++ compiler is missing.
     """
-    command, out = command_to_run(options.command, example="python train.py"), options.out
+    command, out = command_to_run(options.command, example="python program.py"), options.out
     if shutil.which(command[0]) is None:
         fix = f"write python {command[0]}" if command[0].endswith(".py") else "give its path"
         raise InputError(f"{command[0]}: is not a command that can be run; {fix}")
