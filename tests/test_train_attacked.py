@@ -88,14 +88,20 @@ def by_variables(*settings: str) -> Jobs:
     return start_apart(2, "train.py", *settings)
 
 
-def put_pickles(port: int, marker: Path) -> None:
-    """Replace the next results of the second compute group by pickles that make a folder."""
+def put_pickles(port: int, marker: Path, job: subprocess.Popen[str]) -> None:
+    """Replace results of the second compute group by pickles that make a folder.
+
+    Again and again until the job ends: the group replaces them by its own, which may be read first.
+    """
     store = dist.TCPStore(
         "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False
     )
     content: Any = pickle.dumps(Malice(str(marker)))
-    for step in range(1000):
-        store.set(f"stretch 1/results of group 1/{step}", content)
+    end = time.monotonic() + 120
+    with suppress(dist.DistError):  # the store ends with the job
+        while job.poll() is None and time.monotonic() < end:
+            for step in range(1000):
+                store.set(f"stretch 1/results of group 1/{step}", content)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_stranger_on_the_host_of_all_ranks_gets_nothing_and_runs_nothing(
             port, values = read()
             check_values(values, secrets, has_file=start is by_variables)
             if groups > 1:
-                put_pickles(port, marker)
+                put_pickles(port, marker, jobs[0])
             else:
                 jobs[0].send_signal(signal.SIGTERM)
             first, *_ = map(ended, jobs)
