@@ -243,12 +243,15 @@ def find_next_python(options: Options) -> Iterator[Row]:
     known, version = re.findall(r"[\d.]+", project["requires-python"])
     names = [re.split(r"[<>=]", dependency)[0] for dependency in project["dependencies"]]
     ask = ["./setup.sh", "uv", "pip", "install", "--dry-run", "--quiet", "--no-deps"]
-    ask += ["--only-binary=:all:", f"--python-version={version}", f"--target={options.pins}"]
-    missing = [
-        name
-        for name in names
-        if subprocess.run([*ask, name], capture_output=True, check=False).returncode
-    ]
+    ask += ["--only-binary=:all:", f"--python-version={version}"]
+    with tempfile.TemporaryDirectory() as folder:  # a lock stays in it, also after a dry run
+        missing = [
+            name
+            for name in names
+            if subprocess.run(
+                [*ask, f"--target={folder}", name], capture_output=True, check=False
+            ).returncode
+        ]
     lacks = f"no wheel yet of {', '.join(missing)}" if missing else "all dependencies have wheels"
     yield Row(f"Python {version}", f"from {known} on", lacks)
 
