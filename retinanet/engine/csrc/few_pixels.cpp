@@ -259,7 +259,7 @@ WITH_BF16 static void write_gradient(
     const Bfloat16* of_gradients, const Bfloat16* of_inputs, int64_t pairs, const float* scale, float* gradient, int64_t row) {
     float sums[rows * PANEL_COLUMNS];
     multiply<rows>(
-        [&](int64_t row) { return of_gradients + 2 * row; }, 2 * PANEL_COLUMNS, of_inputs, pairs, sums, PANEL_COLUMNS, false);
+        [&](int64_t r) { return of_gradients + 2 * r; }, 2 * PANEL_COLUMNS, of_inputs, pairs, sums, PANEL_COLUMNS, false);
     for (int64_t r = 0; r < rows; r++) {
         const __m512 scales = factor(scale, r);
         for (int64_t half = 0; half < PANEL_COLUMNS; half += 16) {

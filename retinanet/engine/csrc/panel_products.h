@@ -49,7 +49,7 @@ WITH_BF16 static void fill_panels(
 }
 
 // c[row, 0 … 32) (+)= sum over pairs of the row's pair · the panel's pair of each column. `find_row(row)`: where a
-// row begins; its pairs are `apart` values from each other.
+// row begins; its pairs, one at least, are `apart` values from each other.
 template <int rows, class FindRow>
 WITH_BF16 static inline void multiply(
     const FindRow& find_row, int64_t apart, const Bfloat16* panel, int64_t pairs, float* c, int64_t c_row, bool accumulate) {

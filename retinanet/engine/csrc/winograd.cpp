@@ -60,9 +60,9 @@ static Tile next_tile(Tile tile) {
     return {tile.level + 1, 0, 0, 0};
 }
 
-static Tile next_tile(Tile tile, int64_t count) {
-    while (count-- > 0) tile = next_tile(tile);
-    return tile;
+static void list_tiles(const Level* levels, int64_t first, int64_t count, Tile* tiles) {
+    tiles[0] = find_tile(levels, first);
+    for (int64_t t = 1; t < count; t++) tiles[t] = next_tile(tiles[t - 1]);
 }
 
 WITH_BF16 static inline __m256i rounded(__m512 values) {
@@ -200,23 +200,20 @@ WITH_BF16 static inline void fill_positions(const __m512i (*d)[4], Bfloat16* row
 
 // Transformed tiles as rows [16, TILES, SUM_BLOCK]: channels `channel` … `channel + count` of `channels`.
 WITH_BF16 static void fill_rows(
-    const Level* levels, int64_t first_tile, int64_t tiles, int64_t channels, int64_t channel, int64_t count,
-    Bfloat16* rows) {
-    Tile tile = find_tile(levels, first_tile), ahead = next_tile(tile, std::min(AHEAD, tiles - 1));
-    for (int64_t t = 0; t < rounded_up(tiles, ROWS); t++) {
+    const Tile* tiles, int64_t tile_count, int64_t channels, int64_t channel, int64_t count, Bfloat16* rows) {
+    for (int64_t t = 0; t < rounded_up(tile_count, ROWS); t++) {
         Pixel pixels[4][4];
-        if (t + AHEAD < tiles) {
+        if (t + AHEAD < tile_count) {
+            const Tile& later = tiles[t + AHEAD];
             // The left half is the right one of the tile before.
             for (int row = 0; row < 4; row++) {
-                for (int column : {2, 3}) fetch(find_pixel(ahead.level->input, ahead.level->gate, ahead, row - 1, column - 1, channels), channel, count);
+                for (int column : {2, 3}) fetch(find_pixel(later.level->input, later.level->gate, later, row - 1, column - 1, channels), channel, count);
             }
-            ahead = next_tile(ahead);
         }
-        if (t < tiles) {
-            for (int row = 0; row < 4; row++) find_input_row(tile, tile.level->gate, row, channels, pixels[row]);
-            tile = next_tile(tile);
+        if (t < tile_count) {
+            for (int row = 0; row < 4; row++) find_input_row(tiles[t], tiles[t].level->gate, row, channels, pixels[row]);
         } else {
-            std::fill(pixels[0], pixels[4], Pixel{levels->input, nullptr, 0});
+            std::fill(pixels[0], pixels[4], Pixel{tiles[0].level->input, nullptr, 0});
         }
         Bfloat16* row = rows + t * SUM_BLOCK;
         for (int64_t first = 0; first < count; first += 32, row += 32) {
@@ -269,12 +266,14 @@ WITH_BF16 static void convolve_block(
     const int64_t width = one_sum ? NARROW : WIDE;
     const int64_t pairs = (inputs + 1) / 2;
     const int64_t panels_a_position = rounded_up(outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
-    if (one_sum) fill_rows(levels, first_tile, tiles, inputs, 0, inputs, rows);
+    Tile listed[TILES];
+    list_tiles(levels, first_tile, tiles, listed);
+    if (one_sum) fill_rows(listed, tiles, inputs, 0, inputs, rows);
     for (int64_t output = first_output; output < end; output += width) {
         const int64_t count = std::min(width, end - output);
         for (int64_t input = 0; input < inputs; input += SUM_BLOCK) {
             const int64_t summed = std::min(SUM_BLOCK, inputs - input);
-            if (!one_sum) fill_rows(levels, first_tile, tiles, inputs, input, summed, rows);
+            if (!one_sum) fill_rows(listed, tiles, inputs, input, summed, rows);
             // Lines of a panel for each of the row tiles that it is multiplied with.
             const int64_t row_tiles = (tiles + ROWS - 1) / ROWS, lines = (summed + 1) / 2 * 2 / row_tiles + 1;
             for (int position = 0; position < POSITIONS; position++) {
@@ -296,13 +295,12 @@ WITH_BF16 static void convolve_block(
                 }
             }
         }
-        Tile tile = find_tile(levels, first_tile), ahead = next_tile(tile, std::min(AHEAD, tiles - 1));
-        for (int64_t t = 0; t < tiles; t++, tile = next_tile(tile)) {
+        for (int64_t t = 0; t < tiles; t++) {
             if (t + AHEAD < tiles) {
-                for (int pixel = 0; pixel < 4; pixel++) fetch(find_pixel(ahead.level->output, nullptr, ahead, pixel / 2, pixel % 2, outputs), output, count);
-                ahead = next_tile(ahead);
+                const Tile& later = listed[t + AHEAD];
+                for (int pixel = 0; pixel < 4; pixel++) fetch(find_pixel(later.level->output, nullptr, later, pixel / 2, pixel % 2, outputs), output, count);
             }
-            write_outputs(tile, sums + t * width, width, output, count, outputs, bias, relu);
+            write_outputs(listed[t], sums + t * width, width, output, count, outputs, bias, relu);
         }
     }
 }
@@ -452,8 +450,7 @@ WITH_BF16 static void sum_gradient(
     const int64_t calls = 4 * gradient_panels * input_panels * (PANEL_COLUMNS / GRADIENT_ROWS);
     for (int64_t first = first_tile; first < end; first += GRADIENT_TILES) {
         const int64_t taken = std::min(GRADIENT_TILES, end - first);
-        tiles[0] = find_tile(levels, first);
-        for (int64_t t = 1; t < taken; t++) tiles[t] = next_tile(tiles[t - 1]);
+        list_tiles(levels, first, taken, tiles);
         fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs, nullptr);
         fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients, totals);
         const int64_t next = std::max<int64_t>(0, std::min(GRADIENT_TILES, end - first - GRADIENT_TILES));
