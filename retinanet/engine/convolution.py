@@ -66,7 +66,7 @@ def convolve(
         assert scale is None and not fused.passes and fused.added is None
         return winograd_convolve(levels, weight, bias, relu=fused.relu)
     maps = levels if fused.added is None else (*levels, fused.added)
-    form = _Form(kernels, len(levels), fused.relu, fused.gated, fused.passes)
+    form = _Form(kernels, len(levels), fused._replace(added=None))
     return list(_Convolution.apply(weight, bias, scale, form, *maps))
 
 
@@ -75,9 +75,7 @@ class _Form(NamedTuple):
 
     kernels: LayerKernels
     level_count: int
-    relu: bool
-    gated: bool
-    passes: bool
+    fused: Fused
 
 
 class _Convolution(torch.autograd.Function):
@@ -97,15 +95,17 @@ class _Convolution(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(kept, scale, *levels)
         ctx.form, ctx.has_added = form, added is not None
-        outputs = compute_outputs(levels, ready, bias, form.kernels, relu=form.relu, added=added)
-        return (*outputs, levels[0].detach()) if form.passes else tuple(outputs)
+        outputs = compute_outputs(
+            levels, ready, bias, form.kernels, relu=form.fused.relu, added=added
+        )
+        return (*outputs, levels[0].detach()) if form.fused.passes else tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         kept, scale, *levels = ctx.saved_tensors
         form, (needs_weight, needs_bias, _, _, *needs_maps) = ctx.form, ctx.needs_input_grad
-        passed = gradients[-1] if form.passes else None
+        passed = gradients[-1] if form.fused.passes else None
         gradients = gradients[: form.level_count]
         grad_weight = grad_bias = None
         grad_levels: Sequence[Tensor | None] = [None] * form.level_count
@@ -116,7 +116,7 @@ class _Convolution(torch.autograd.Function):
         if any(needs_maps[: form.level_count]):
             grad_levels = input_gradients(
                 levels, gradients, kept, form.kernels,
-                scale=scale, gated=form.gated, added=passed,
+                scale=scale, gated=form.fused.gated, added=passed,
             )  # fmt: skip
         # Some kernels give the bias's gradient also where there is no bias.
         grad_bias = grad_bias if needs_bias else None

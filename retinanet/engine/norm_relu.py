@@ -172,10 +172,7 @@ class _BatchNorm(torch.autograd.Function):
         mean, inverse, variance = torch.empty(3, len(weight)).unbind()
         result = torch.empty_like(maps, memory_format=torch.channels_last)
         ctx.has_added, added = added is not None, channels_last_or_none(added)
-        sums = _scratch(maps)
-        channels = len(weight)
-        pixels = maps.numel() // channels
-        record = _norm_record(pixels, channels, weight, bias, mean, inverse, sums)
+        record, _sums = _norm_of(maps, weight, bias, mean, inverse)
         BATCH_NORM.call(
             "batch_norm_forward",
             record, maps, added, result, variance, eps, relu, torch.get_num_threads(),
@@ -193,10 +190,7 @@ class _BatchNorm(torch.autograd.Function):
         slopes = channels_last(gradient)
         grad_maps = torch.empty_like(maps, memory_format=torch.channels_last)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-        sums = _scratch(maps)
-        channels = len(weight)
-        pixels = maps.numel() // channels
-        record = _norm_record(pixels, channels, weight, bias, mean, inverse, sums)
+        record, _sums = _norm_of(maps, weight, bias, mean, inverse)
         BATCH_NORM.call(
             "batch_norm_backward",
             record, slopes, maps, grad_maps, grad_weight, grad_bias, torch.get_num_threads(),
@@ -205,6 +199,9 @@ class _BatchNorm(torch.autograd.Function):
         return grad_maps, grad_weight, grad_bias, gradient if ctx.has_added else None, None, None
 
 
-def _scratch(maps: Tensor) -> Tensor:
+def _norm_of(maps: Tensor, *vectors: Tensor) -> tuple[bytes, Tensor]:
+    """Return the record of a norm of maps, and the scratch memory that it points to."""
     channels = maps.shape[1]
-    return torch.empty(BATCH_NORM.library().batch_norm_sums(maps.numel() // channels, channels))
+    pixels = maps.numel() // channels
+    sums = torch.empty(BATCH_NORM.library().batch_norm_sums(pixels, channels))
+    return _norm_record(pixels, channels, *vectors, sums), sums
