@@ -80,6 +80,10 @@ Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and a note to show beside it."""
 
 
+def ignore_progress(done: int, note: str) -> None:
+    """Show no progress."""
+
+
 @contextmanager
 def progress(
     console: Console, title: str, *, total: int | None, start: int = 0

@@ -287,10 +287,7 @@ def check_tar(file: Path, names: Sequence[str], packing: Packing, *, written: st
             os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache's copy
             with tarfile.open(fileobj=stored, mode="r:") as tar:
                 entries = tar.getmembers()
-            size, sha256 = (
-                os.fstat(stored.fileno()).st_size,
-                digest(file, advance=lambda done: None),
-            )
+            size, sha256 = os.fstat(stored.fileno()).st_size, digest(file)
     except tarfile.TarError as error:
         raise InputError(f"{file}: damaged tar ({error}); remove it, and run again") from error
     if written not in (None, sha256):

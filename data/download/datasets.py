@@ -151,7 +151,7 @@ def select(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
     id_of_name: dict[str, int] = {}
     image_ids_by_class: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
-    for list_name, entries in stream_lists(path, LISTS, advance=lambda done: None):
+    for list_name, entries in stream_lists(path, LISTS):
         if list_name == "categories":
             id_of_name |= {entry["name"]: entry["id"] for entry in entries}
         elif list_name == "images":
@@ -190,8 +190,7 @@ def _write_selection(source: Path, selection: Selection, path: Path) -> None:
         "categories": lambda entry: entry["id"] in category_ids,
     }
     chosen = (
-        (name, list(filter(keep[name], entries)))
-        for name, entries in stream_lists(source, LISTS, advance=lambda done: None)
+        (name, list(filter(keep[name], entries))) for name, entries in stream_lists(source, LISTS)
     )
     lists = (
         (name, (entries for _, entries in blocks))

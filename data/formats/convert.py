@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import installed_command
-from common.console import Advance, print_line, progress
+from common.console import Advance, ignore_progress, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import (
     copy_atomically,
@@ -184,7 +184,7 @@ def write_annotations(file: Path, annotations: Annotations, *, console: Console)
 
 
 def json_parts(
-    annotations: Annotations, advance: Advance, *, scores: Sequence[float] = ()
+    annotations: Annotations, advance: Advance = ignore_progress, *, scores: Sequence[float] = ()
 ) -> Iterator[bytes]:
     """Return COCO-format JSON in parts; with a score of each box, for labelling programs."""
     ids, names = annotations.category_ids.tolist(), annotations.category_names
