@@ -153,13 +153,13 @@ def running(
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt while the context lasts; for the main thread.
+    """Let SIGTERM raise KeyboardInterrupt(SIGTERM) while the context lasts; for the main thread.
 
     By default it ends Python without its `finally` blocks, and what those stop would continue.
     """
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.SIGTERM)
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:

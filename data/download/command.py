@@ -25,11 +25,8 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -37,6 +34,7 @@ from common.cli import add_command, installed_command, positive, positive_number
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from common.options import argument, option
+from common.processes import interrupted_by_sigterm
 from data.annotations import SPLITS, SplitName
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
@@ -114,7 +112,7 @@ def run(options: DownloadOptions) -> int:
     words = words[1:] if words[:1] == ["data"] else words  # `retinanet data download …`
     this_command = shlex.join([*installed_command("data"), *words])
     try:
-        with sigterm_interrupts(), locked_folder(out):
+        with interrupted_by_sigterm(), locked_folder(out):
             return download(dataset, request, this_command=this_command)
     except MissingFileError as error:
         hint = "; see --help for the files of a mirror" if mirror else "; try again later"
@@ -159,18 +157,3 @@ def download(dataset: str, request: Request, *, this_command: str) -> int:
 def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `download`."""
     add_command(commands, "download", about=__doc__ or "", options=DownloadOptions, run=run)
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Raise `KeyboardInterrupt(signal.SIGTERM)` on SIGTERM; for the main thread only."""
-
-    # By default SIGTERM ends a process without its `finally` blocks, which remove partial files.
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.SIGTERM)
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
