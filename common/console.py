@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 
@@ -143,6 +144,27 @@ def lines(console: Console, title: str, *, total: int | None, start: int) -> Adv
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
     return advance
+
+
+RATE_SECONDS = 10.0  # the rate shown is the mean over this time
+
+
+class Rate:
+    """The rate of a growing number of bytes, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, size: int) -> str:
+        """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
+        now = time.monotonic()
+        if self._seen and size < self._seen[-1][1]:
+            self._seen.clear()  # the download started again
+        self._seen.append((now, size))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
 
 
 def clock(seconds: float) -> str:

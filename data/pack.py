@@ -37,15 +37,16 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import add_command, positive
-from common.console import make_console, print_line, progress
+from common.console import Rate, make_console, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import in_place_when_whole, open_regular, or_refused, or_unreadable
+from common.locks import locked_folder
 from common.options import argument, flag, option
+from common.outputs import check_space
 from common.walk import LeftOut, Reach, walk_files
 from common.wording import counted
 from data.annotations import TextColumn, image_path
 from data.decoding import SUFFIXES
-from data.download.images import Rate, check_space, locked_folder
 from data.index import digest, open_annotations, write_columns
 from data.packed import BLOCK, DESCRIPTION, FORMAT, INDEX, open_image_file, pack_of, tar_name
 from data.parts import read_ahead

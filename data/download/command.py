@@ -33,12 +33,13 @@ from urllib.parse import urlsplit
 from common.cli import add_command, installed_command, positive, positive_number
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
+from common.locks import locked_folder
 from common.options import argument, option
 from common.processes import interrupted_by_sigterm
 from data.annotations import SPLITS, SplitName
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, HttpOptions, MissingFileError
-from data.download.images import MISSING_LIST, Request, locked_folder, write_missing_list
+from data.download.images import MISSING_LIST, Request, write_missing_list
 
 INCOMPLETE = 1  # the exit status when files could not be downloaded
 

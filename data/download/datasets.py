@@ -23,9 +23,10 @@ from rich.console import Console
 from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import create_file, new_folder_beside, put_in_place, write_parts
+from common.outputs import check_space
 from data.annotations import SplitName, known_trees
 from data.download.http import PART_SUFFIX, AttemptError, Check
-from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
+from data.download.images import Images, Request, fetch_file, fetch_images, tidy
 from data.formats.labels import named_classes, nearest_name
 from data.json_lists import list_parts, stream_lists
 from data.openimages.boxes import (

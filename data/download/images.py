@@ -1,4 +1,4 @@
-"""Fetch very many image files by threads, or one large file with a bar, into a locked folder.
+"""Fetch very many image files by threads, or one large file with a bar.
 
 The threads share one list of names; each has its own connection. An image gets its name once it
 is complete and can be decoded, so that the names in a folder are those of finished downloads.
@@ -6,12 +6,11 @@ is complete and can be decoded, so that the names in a folder are those of finis
 
 import io
 import os
-import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -21,10 +20,9 @@ import requests
 from PIL import Image
 from rich.console import Console
 
-from common.console import Advance, progress
-from common.errors import InputError, printable
-from common.files import or_refused, write_atomically
-from common.locks import FileLock, LockHeldError
+from common.console import Advance, Rate, progress
+from common.errors import printable
+from common.files import write_atomically
 from data.annotations import SplitName
 from data.decoding import DAMAGE, has_end_of_image
 from data.download.http import (
@@ -46,7 +44,6 @@ FAILURES_IN_A_ROW = 100
 SECONDS_TO_STOP = 2.0
 """Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
-RATE_SECONDS = 10.0  # the rate shown is the mean over this time
 MISSING_LIST = "missing.txt"
 
 
@@ -245,44 +242,6 @@ def check_image(path: Path) -> None:
         raise AttemptError("damaged image: its end is missing")
 
 
-class Rate:
-    """The rate of a growing number of bytes, over the last seconds."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def note(self, size: int) -> str:
-        """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
-        now = time.monotonic()
-        if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # the download started again
-        self._seen.append((now, size))
-        while now - self._seen[0][0] > RATE_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
-
-
-@contextmanager
-def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
-    """Make and lock the folder; raise InputError if it is locked or cannot be written."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out: {folder}: is a file; set a folder")
-    try:
-        with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / f".{work}.lock")
-            lock.take()
-    except LockHeldError as error:
-        raise InputError(
-            f"--out: {folder}: another {work} is running in this folder; wait for it or stop it"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release(remove=work != "download")  # a download may be continued with more images
-
-
 def tidy(folder: Path) -> set[str]:
     """Remove partial downloads from a folder, creating it if missing; return its file names."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -303,25 +262,3 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
         return
     lines = [f"{printable(name)}\t{reason}\n" for name, reason in failed.items()]
     write_atomically(path, "".join(lines))
-
-
-def check_space(
-    folder: Path,
-    *,
-    images: int,
-    bytes_each: int,
-    console: Console,
-    fix: str = "set another --out, or download fewer images with --limit",
-) -> None:
-    """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""
-    free, needed = shutil.disk_usage(folder).free, images * bytes_each
-    if needed <= free:
-        return
-    text = (
-        f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-        f"free; free some space, {fix}"
-    )
-    # The estimate is a mean, so only a clear lack of space is an error.
-    if free < needed / 2:
-        raise InputError(f"--out: {text}")
-    console.print(f"warning: {text}", soft_wrap=True)

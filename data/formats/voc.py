@@ -45,6 +45,7 @@ from data.formats.labels import (
     read_class_names,
     read_list,
 )
+from data.packed import list_images
 
 CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 """Lists of the classes; the first is CVAT's, with colours behind the names."""
@@ -195,7 +196,7 @@ def make_split(
     """Return a split: the XML files of a list of names, or all in the folder and below."""
     by_name: dict[str, str] = {}
     left_out = LeftOut()
-    for image in walk_files(reach.require(images), reach, left_out, suffixes=SUFFIXES):
+    for image in list_images(reach.require(images), reach, left_out, suffixes=SUFFIXES):
         by_name[image] = image
         by_name.setdefault(os.path.splitext(image)[0], image)  # noqa: PTH122
     if listed is None:

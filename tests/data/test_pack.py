@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import data.pack
+from common.errors import InputError
 from common.walk import LeftOut, Reach
 from data.__main__ import main
 from data.annotations import Split, TrainingRules
@@ -26,6 +27,13 @@ from data.synthetic import make_synthetic_data
 from profiling.bench.data_bench import photos_in
 from retinanet.predict.search import find_sources
 from tests.data.download.samples import tree
+from tests.data.formats.written import (
+    random_annotations,
+    write_data_yaml,
+    write_photos,
+    write_voc,
+    write_yolo,
+)
 from tests.data.samples import write_json
 from tests.launch.ranks import TrainHere
 from tests.support.commands import RunHere, error_line, error_message, run_program
@@ -150,6 +158,12 @@ def test_interrupted_packing_continues(images: Path, tmp_path: Path, run_here: R
     command = (main, "pack", images, "--out", out, "--per-tar", "4", *options)
     line = error_line(run_here(*command))
     assert line == f"error: {images / NAMES[-1]}: cannot be read: Is a directory"
+    half = shutil.copytree(out, tmp_path / "half")
+    problem = "no such image file; packing was interrupted: run `retinanet data pack"
+    for limit in (None, 9):
+        with pytest.raises(InputError) as caught:
+            opened(images, half, bad_image_limit=limit).train.read(SampleKey(0, 0))
+        assert str(caught.value) == f"{half / NAMES[0]}: {problem} IMAGES --out {half}` again"
     finished = {file.name: file.stat() for file in out.iterdir()}
     assert sorted(finished) == ["images-00000.tar", "images-00001.tar"]
     # What a killed process leaves.
@@ -403,6 +417,28 @@ def test_commands_find_and_read_packed_images(
     sources = find_sources([out, out / NAMES[0]], out=tmp_path / "predictions").pictures
     expected = [out / name for name in (*sorted(NAMES), NAMES[0])]
     assert [source.file for source in sources] == expected
+
+
+@pytest.mark.parametrize("name", ["yolo", "voc"])
+def test_labels_of_packed_images_are_converted(
+    tmp_path: Path, run_here: RunHere, name: str
+) -> None:
+    labels, found = random_annotations(images=6, boxes=12), []
+    images = {"yolo": "images/train", "voc": "JPEGImages"}[name]
+    for kind in ("plain", "packed"):
+        source, out = tmp_path / kind, tmp_path / f"out-{kind}"
+        write_photos(photos := tmp_path / f"photos-{kind}", labels)
+        (source / images).parent.mkdir(parents=True)
+        photos.rename(source / images) if kind == "plain" else packed(
+            run_here, photos, source / images
+        )
+        write = {"yolo": write_yolo, "voc": write_voc}[name]
+        write(source, labels)
+        write_data_yaml(source, labels.category_names, train=images)
+        done = run_here(main, "convert", source, "--from", name, "--out", out, "--copy-images")
+        assert done.returncode == 0, done.stderr
+        found.append((json.loads((out / "train.json").read_text()), tree(out / "images")))
+    assert found[0] == found[1] and len(found[0][1]) == 6
 
 
 @pytest.mark.slow
