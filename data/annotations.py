@@ -255,19 +255,14 @@ class ClassMap:
 
     def to_labels(self, category_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return labels [N] of category ids [N]. Raises InputError for an id that has no label."""
-        known = np.array(self.category_ids, dtype=np.int64)
-        # searchsorted needs sorted ids. The place of an id above all others is outside the array:
-        # any valid place does, as the comparison below rejects the id.
-        order = np.argsort(known)
-        places = np.searchsorted(known[order], category_ids)
-        labels = order[np.minimum(places, len(known) - 1)]
-        unknown = np.flatnonzero(known[labels] != category_ids)
+        labels = positions_in(np.array(self.category_ids, dtype=np.int64), category_ids)
+        unknown = np.flatnonzero(labels < 0)
         if len(unknown):
             raise InputError(
                 f"category id {category_ids[unknown[0]]} is not one of the model's "
                 f"{self.num_classes} classes; use annotations with the training set's categories"
             )
-        return labels
+        return labels.astype(np.int64)
 
     def to_category_ids(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the JSON's category ids [N] of labels [N]."""
