@@ -391,11 +391,9 @@ def loaded(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resize", BOTH)
-@pytest.mark.parametrize("names", [*((name,) for name in AUGMENTATIONS), EVERYTHING])
-def test_workers_ranks_and_resumption_see_the_same_images(
-    tmp_path: Path, names: tuple[str, ...], resize: Resize
-) -> None:
-    dataset = one_box_dataset(tmp_path, images=16, train=True, augmentation=names, resize=resize)
+def test_workers_ranks_and_resumption_see_the_same_images(tmp_path: Path, resize: Resize) -> None:
+    options: dict[str, Any] = {"augmentation": EVERYTHING, "resize": resize}
+    dataset = one_box_dataset(tmp_path, images=16, train=True, **options)
     here = loaded(dataset, workers=0)
     assert len(here) == 4
     images = torch.cat([batch.images for batch in here])
