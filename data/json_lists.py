@@ -192,6 +192,16 @@ def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
     yield entries
 
 
+def slices(count: int) -> Iterator[slice]:
+    """Yield the rows of the blocks in which `count` entries are written."""
+    return (slice(row, row + ENTRIES_AT_ONCE) for row in range(0, count, ENTRIES_AT_ONCE))
+
+
+def entries_of(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return an entry for each row of some fields."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def list_parts(
     head: Mapping[str, Any], lists: Iterable[tuple[str, Iterable[list[Any]]]]
 ) -> Iterator[bytes]:

@@ -8,23 +8,14 @@ width; one that is no larger than a tile is one tile.
 from dataclasses import dataclass
 from math import ceil
 from numbers import Real
-from typing import NamedTuple
 
 from common.cli import positive, probability
 from common.errors import InputError, require_count
 from common.options import option
+from data.annotations import Window
 
 LEAST_SIDE, MOST_OVERLAP = 32, 0.9  # Beyond them a picture has hundred thousands of tiles
 DEFAULT_OVERLAP = 0.2
-
-
-class Tile(NamedTuple):
-    """A part of a picture, in whole pixels."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +35,11 @@ class Tiling:
         if not isinstance(self.overlap, Real) or not 0 <= float(self.overlap) <= MOST_OVERLAP:
             raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
 
-    def tiles(self, size: tuple[int, int]) -> list[Tile]:
+    def tiles(self, size: tuple[int, int]) -> list[Window]:
         """Return the tiles of a picture of (height, width) pixels, row by row."""
         height, width = size
         return [
-            Tile(left, top, min(left + self.side, width), min(top + self.side, height))
+            Window(left, top, min(left + self.side, width), min(top + self.side, height))
             for top in self._starts(height)
             for left in self._starts(width)
         ]

@@ -25,7 +25,7 @@ from common.console import Advance, ignore_progress
 from common.errors import InputError, require_few_classes
 from common.files import open_regular, or_unreadable
 from data.annotations import SLACK
-from data.formats.labels import named_classes, nearest_name
+from data.formats.labels import named_classes, nearest_name, quoted
 
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
@@ -355,8 +355,7 @@ def column_positions(columns: Sequence[str], *, header: Sequence[str], file: Pat
 
 def refuse(file: Path, line: int, column: str, *, expected: str, found: str) -> NoReturn:
     """Raise InputError about one field; `line` counts from 1."""
-    text = found if len(found) <= 60 else f"{found[:57]}..."
-    raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {text!r}")
+    raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {quoted(found)}")
 
 
 def refuse_empty(file: Path) -> NoReturn:

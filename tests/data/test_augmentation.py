@@ -22,6 +22,7 @@ from data.annotations import (
     ClassMap,
     Resize,
     TrainingRules,
+    Window,
     content_size,
     input_size,
 )
@@ -30,7 +31,6 @@ from data.augmentation import (
     JITTER,
     Augmentation,
     View,
-    Window,
     distort,
     view_boxes,
     whole_view,

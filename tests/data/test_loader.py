@@ -121,7 +121,7 @@ def test_started_workers_read_each_pass_on_one_thread(tmp_path: Path) -> None:
     started = start(loader)
     torch.set_num_threads(before)
     for _ in range(2):
-        readers = {reader for batch in loader for reader in batch.image_ids}
+        readers: set[Any] = {reader for batch in loader for reader in batch.image_ids}
         assert readers == {(process, 1) for process in started}
     assert len(started) == 2
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
@@ -378,34 +376,3 @@ def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
     for name in "de":
         (tmp_path / f"{name}.xml").unlink()
     assert "b.xml" in error_message(read, tmp_path, skip_bad_labels=True)  # nothing would be left
-
-
-TAGS = ["annotation", "size", "width", "object", "name", "bndbox", "xmin"]
-fragments = st.sampled_from(
-    [
-        *(f"<{tag}>" for tag in TAGS),
-        *(f"</{tag}>" for tag in TAGS),
-        "64",
-        "&lt;",
-        "&a;",
-        "\x00",
-        "é",
-    ]
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(parts=st.lists(fragments, max_size=12))
-def test_any_text_is_labels_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
-) -> None:
-    file = tmp_path_factory.getbasetemp() / "any.xml"
-    file.write_text("".join(parts), encoding="utf-8")
-    part = LabelPart()
-    try:
-        _, size, _ = parse_xml(file, None, part)
-    except InputError as error:
-        part.add_fault(error)
-    else:
-        assert min(size) >= 0
-    assert all(fault.startswith(f"{file}: ") for fault in part.faults)
