@@ -30,11 +30,10 @@ from common.native import (
     tell_once,
     usable_instruction_sets,
 )
-from tests.support.commands import write_program
+from tests.support.commands import run_program, start_program, write_program
 from tests.support.processes import wait_until_ended
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 SQUARES = """
 extern "C" int threads_used(int threads) {
@@ -437,26 +436,14 @@ print(load_library(Path(sys.argv[1])).threads_used(1))
 
 
 def start_build(source: Path, compiler: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
-        cwd=REPOSITORY,
-        env={**os.environ, "CXX": compiler},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = (sys.executable, "-c", BUILD_WITHOUT_TORCH, source)
+    return start_program(*command, env={**os.environ, "CXX": compiler})
 
 
 def finished_build(source: Path, **environment: str) -> tuple[int, str, str]:
     """Load in a process of its own; return its status, output and errors."""
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
-        cwd=REPOSITORY,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = (sys.executable, "-c", BUILD_WITHOUT_TORCH, source)
+    done = run_program(*command, timeout=60, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

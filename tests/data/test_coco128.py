@@ -11,7 +11,6 @@ from pycocotools.coco import COCO
 from data.annotations import Annotations, ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
-from data.decoding import decode_image, installed_decoders
 from data.loader import evaluation_loader
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco128"
@@ -73,12 +72,3 @@ def test_samples_of_all_photos(annotations: Annotations) -> None:
             np.testing.assert_allclose(original, annotations.boxes[rows], rtol=0, atol=2e-2)
             total += len(target["labels"])
     assert total == 929
-
-
-def test_every_decoder_gives_the_same_pixels() -> None:
-    decoders = installed_decoders()
-    assert len(decoders) >= 3
-    for photo in PHOTO_FILES[::4]:
-        pillow = decode_image(photo, decoder="pillow")
-        for decoder in decoders:
-            assert np.array_equal(decode_image(photo, decoder=decoder), pillow), (photo, decoder)

@@ -142,7 +142,6 @@ def test_list_of_images_with_all_classes_adds_images_without_boxes(
         (["{folder}/none.json"], "none.json: cannot be read: No such file"),
         (["{folder}"], "contains no annotations"),
         (["{folder}/labels.json", "--images", "x"], "--images: only with --from, or for a CSV"),
-        (["{folder}/labels.json", "--classes", "Cat"], "--classes: only with --from, or for a CSV"),
         (["{folder}/boxes.csv"], "--class-descriptions: missing"),
         (["{folder}/photo.jpg"], "photo.jpg: cannot be parsed as JSON"),
     ],

@@ -5,7 +5,6 @@ import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,12 @@ from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit, LabelOptions, LabelPart
+from data.formats.labels import LabelPart
 from data.formats.voc import parse_xml, read_voc
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
+    reading,
     voc_object,
     voc_xml,
     write_photos,
@@ -32,10 +32,7 @@ ENTITIES = (
 )
 
 
-def read(source: Path, **options: Any) -> list[LabelledSplit]:
-    console = options.pop("console", Console(file=io.StringIO()))
-    given = LabelOptions(source=source, **options)
-    return read_voc(given, lambda names, read: None, console)
+read = reading(read_voc)
 
 
 def write_image(folder: Path, name: str, xml: str | None = None, *, labels: str = "") -> None:

@@ -1,33 +1,26 @@
 """YOLO's data sets: layouts, lines, and the first faulty one."""
 
-import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit, LabelOptions
 from data.formats.yolo import box_of_shares, read_yolo
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
+    reading,
     write_data_yaml,
     write_photos,
     write_yolo,
 )
 from tests.support.commands import error_message
 
-
-def read(source: Path, **options: Any) -> list[LabelledSplit]:
-    console = options.pop("console", Console(file=io.StringIO()))
-    given = LabelOptions(source=source, **options)
-    return read_yolo(given, lambda names, read: None, console)
+read = reading(read_yolo)
 
 
 def small_set(folder: Path, text: str = "0 0.5 0.5 0.25 0.5\n", **splits: str) -> Path:
