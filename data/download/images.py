@@ -4,6 +4,7 @@ The threads share one list of names; each has its own connection. An image gets 
 is complete and can be decoded, so that the names in a folder are those of finished downloads.
 """
 
+import argparse
 import io
 import os
 import threading
@@ -11,19 +12,22 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Literal, NamedTuple
+from urllib.parse import quote, urlsplit
 
 import requests
 from PIL import Image
 from rich.console import Console
 
+from common.cli import positive
 from common.console import Advance, Rate, progress
 from common.errors import printable
 from common.files import write_atomically
-from data.annotations import SplitName
+from common.options import argument, included, option
+from data.annotations import SPLITS, SplitName
 from data.decoding import DAMAGE, has_end_of_image
 from data.download.http import (
     PART_SUFFIX,
@@ -47,16 +51,46 @@ PNG_END = b"IEND\xaeB`\x82"
 MISSING_LIST = "missing.txt"
 
 
-class Request(NamedTuple):
-    """A part of a data set to download, its source and its target folder."""
+def mirror_url(text: str) -> str:
+    """Parse the address of a server; return it without a slash at its end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
+        raise argparse.ArgumentTypeError(
+            f"expected an address such as https://host, found {text!r}"
+        )
+    return text.rstrip("/")
 
-    out: Path
-    splits: tuple[SplitName, ...]
-    limit: int | None  # images of each split; None for all
-    classes: tuple[str, ...]  # names, or only `all` (or `mlperf`, for OpenImages)
-    mirror: str | None
-    """Address of a server with copies, without a slash at its end; None for the original one."""
-    options: HttpOptions
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    """The options of `retinanet data download`."""
+
+    dataset: Literal["coco", "openimages"] = argument("which data set", metavar="{coco,openimages}")
+    out: Path = option("target folder; created if missing", metavar="DIR")
+    splits: list[SplitName] = option(
+        "train, validation (default: both)",
+        default=SPLITS,
+        nargs="+",
+        choices=SPLITS,
+        metavar="SPLIT",
+    )
+    limit: int | None = option(
+        "only the first N images of each split, by name; a larger N later adds to them",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    classes: list[str] = option(
+        "only images with a box of these classes: names, a .txt file with one name per line, "
+        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
+        default=(),
+        nargs="+",
+        metavar="NAME",
+    )
+    mirror: str | None = option(
+        "another server, with the files listed above", default=None, parse=mirror_url, metavar="URL"
+    )
+    http: HttpOptions = included(HttpOptions)
 
 
 class Images(NamedTuple):
