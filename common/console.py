@@ -30,18 +30,14 @@ from common.errors import printable
 from common.streams import ERRORS, OUTPUT, LastingOutput, lasting, text_stream
 
 
-def make_console(
-    *, quiet: bool = False, stderr: bool = False, width: int | None = None, pipe_width: int = 120
-) -> Console:
+def make_console(*, quiet: bool = False, stderr: bool = False, pipe_width: int = 120) -> Console:
     """Return a console that prints text as it is: `[red]` is no markup, `:dog:` no emoji, and of
     control characters and escape sequences only its own reach the terminal.
 
-    `width` is in columns, None for the terminal's, or `pipe_width` where there is no terminal.
+    `pipe_width` is the width in columns where there is no terminal.
     """
     console = Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
-    if width is not None:
-        console.width = width
-    elif not console.is_terminal:
+    if not console.is_terminal:
         console.width = pipe_width
     console.push_render_hook(PrintableOnly())
     return console

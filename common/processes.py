@@ -136,19 +136,17 @@ def finished(
 
 
 @contextmanager
-def running(
-    command: Sequence[str | Path], *, patience_s: float = SECONDS_TO_END, **options: Any
-) -> Iterator[subprocess.Popen[str]]:
+def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Run a command while the context lasts; Ctrl-C and SIGTERM stop it before this process.
 
-    For the main thread. `patience_s` is that of `stop_process`, `options` those of `start_process`.
+    For the main thread. `options` are those of `start_process`.
     """
     with interrupted_by_sigterm():
         process = start_process(command, **options)
         try:
             yield process
         finally:
-            stop_process(process, patience_s=patience_s)
+            stop_process(process, patience_s=SECONDS_TO_END)
 
 
 @contextmanager
