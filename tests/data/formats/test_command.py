@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -308,40 +308,41 @@ def interrupt(*arguments: str | Path, when: Callable[[], bool]) -> subprocess.Po
     return process
 
 
-def large_set(folder: Path, *, images: int, boxes: int) -> Path:
-    """Write a YOLO data set with many images, links to one, and the same boxes for each."""
+def large_set(folder: Path, *, images: int) -> Path:
+    """Write a YOLO data set with many images, links to one, and a box for each."""
     photos, labels = folder / "images" / "train", folder / "labels" / "train"
     photos.mkdir(parents=True)
     labels.mkdir(parents=True)
     Image.new("RGB", (96, 64), (90, 120, 150)).save(folder / "photo.jpg")
     for row in range(images):
         (photos / f"{row:05}.jpg").symlink_to(folder / "photo.jpg")
-        (labels / f"{row:05}.txt").write_text("0 0.5 0.5 0.25 0.5\n" * boxes)
+        (labels / f"{row:05}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     return write_data_yaml(folder, NAMES, train="images/train")
 
 
-@pytest.mark.slow
-def test_ctrl_c_while_annotations_are_written_leaves_nothing(tmp_path: Path) -> None:
-    source, out = large_set(tmp_path / "set", images=4, boxes=25_000), tmp_path / "out"
+@pytest.mark.parametrize("step", ["copy_files", "write_parts", "find_or_make_index"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_interruption_after_a_step_leaves_nothing(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, step: str, *, is_new: bool
+) -> None:
+    source, out = yolo_set(tmp_path / "set", images=2, boxes=2), tmp_path / "new" / "out"
+    if not is_new:
+        out.mkdir(parents=True)
+    original = getattr(data.formats.convert, step)
 
-    def is_being_written() -> bool:
-        return any(out.glob(".train.json.[0-9a-f]*.partial"))  # not that of the index
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        original(*arguments, **options)
+        raise KeyboardInterrupt
 
-    interrupt(source, "--from", "yolo", "--out", out, when=is_being_written)
-    assert not out.exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_index_is_made_leaves_nothing(tmp_path: Path) -> None:
-    source, out = large_set(tmp_path / "set", images=4, boxes=25_000), tmp_path / "out"
-    out.mkdir()
-    interrupt(source, "--from", "yolo", "--out", out, when=(out / "train.json.index").exists)
-    assert list(out.iterdir()) == []
+    monkeypatch.setattr(data.formats.convert, step, interrupted)
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", out, "--copy-images")
+    assert done.returncode == 130 and done.stderr == "interrupted\n"
+    assert not out.parent.exists() if is_new else list(out.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_images_are_copied_leaves_nothing(tmp_path: Path, run_here: RunHere) -> None:
-    source, out = large_set(tmp_path / "set", images=1_000, boxes=1), tmp_path / "out"
+    source, out = large_set(tmp_path / "set", images=1_000), tmp_path / "out"
     out.mkdir()
     copies = out / "images" / "train"
     arguments = (source, "--from", "yolo", "--out", out, "--copy-images")
