@@ -23,7 +23,6 @@ from data.annotations import Split, TrainingRules
 from data.dataset import DetectionData, SampleKey, open_data
 from data.loader import DetectionLoader, TrainingBatches
 from data.packed import INDEX, is_image_file, list_images, open_image_file
-from data.synthetic import make_synthetic_data
 from profiling.bench.data_bench import photos_in
 from retinanet.predict.search import find_sources
 from tests.data.download.samples import tree
@@ -35,9 +34,7 @@ from tests.data.formats.written import (
     write_yolo,
 )
 from tests.data.samples import write_json
-from tests.launch.ranks import TrainHere
 from tests.support.commands import RunHere, error_line, error_message, run_program
-from tests.support.training_runs import assert_same_end, cut_back
 
 NAMES = [
     *(f"{index}.png" for index in range(6)),
@@ -439,30 +436,3 @@ def test_labels_of_packed_images_are_converted(
         assert done.returncode == 0, done.stderr
         found.append((json.loads((out / "train.json").read_text()), tree(out / "images")))
     assert found[0] == found[1] and len(found[0][1]) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive  # the batches are equal: see above
-def test_run_continues_with_packed_images(
-    tmp_path: Path, run_here: RunHere, train_here: TrainHere
-) -> None:
-    """A run that was killed in an epoch ends with the packed images as it does with the folder."""
-    make_synthetic_data(tmp_path / "s", seed=0, train=8, validation=2)
-    settings = [
-        *("--config", "demo.yaml", "data.scenes=null", f"data.root={tmp_path / 's'}"),
-        *("data.image_size=64", "training.batch_size=2", "training.max_steps=3"),
-        *("checkpoint.every=1 steps", "evaluation.pictures=0", "engine.precision=float32"),
-        *("checkpoint.keep=3", "model.norm=batch", "evaluation.every=2", f"run.root={tmp_path}"),
-    ]
-    done = train_here(*settings, "run.name=whole")
-    assert done.code == 0, done.errors
-    cut_back(tmp_path / "whole", tmp_path / "resumed", step=1)
-    options = []
-    for split in ("train", "validation"):
-        folder = tmp_path / "s" / split / "data"
-        out = packed(run_here, folder, tmp_path / f"packed-{split}")
-        shutil.rmtree(folder)
-        options += [f"data.{split}_images={out}"]
-    done = train_here(*settings, "run.name=resumed", "--resume", *options)
-    assert done.code == 0, done.errors
-    assert_same_end(tmp_path / "whole", tmp_path / "resumed", step=3)
