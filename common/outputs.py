@@ -4,13 +4,15 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from common.errors import InputError, printable
 from common.files import or_refused
 from common.walk import identity
 from common.wording import listed
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NAMES_SHOWN = 3
 
@@ -63,7 +65,7 @@ def check_space(
     *,
     images: int,
     bytes_each: int,
-    console: Console,
+    console: "Console",
     fix: str = "set another --out, or download fewer images with --limit",
 ) -> None:
     """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""

@@ -108,20 +108,6 @@ def content_size(original_size: Size, *, size: Size, resize: Resize) -> Size:
     return int(height), int(width)
 
 
-class Window(NamedTuple):
-    """A rectangle in whole pixels of an image; it may reach out of it."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-
-    @property
-    def size(self) -> Size:
-        """(height, width) in pixels."""
-        return self.bottom - self.top, self.right - self.left
-
-
 Corners = tuple[float, float, float, float]
 
 

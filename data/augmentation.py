@@ -21,7 +21,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.tv_tensors import BoundingBoxes
 
-from data.annotations import Resize, Size, Window, content_size
+from data.annotations import Resize, Size, content_size
+from data.tiling import Window
 from data.transforms import clip_boxes, flip, scale_boxes
 
 AUGMENTATIONS = {

@@ -8,14 +8,28 @@ width; one that is no larger than a tile is one tile.
 from dataclasses import dataclass
 from math import ceil
 from numbers import Real
+from typing import NamedTuple
 
 from common.cli import positive, probability
 from common.errors import InputError, require_count
 from common.options import option
-from data.annotations import Window
 
 LEAST_SIDE, MOST_OVERLAP = 32, 0.9  # Beyond them a picture has hundred thousands of tiles
 DEFAULT_OVERLAP = 0.2
+
+
+class Window(NamedTuple):
+    """A rectangle in whole pixels of an image; it may reach out of it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.bottom - self.top, self.right - self.left
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from rich.console import Console
 from torchvision.ops import batched_nms
 
 from common.console import progress
-from data.annotations import Window
 from data.dataset import DetectionDataset, read_pixels
-from data.tiling import Tiling
+from data.tiling import Tiling, Window
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.model.postprocess import NMS_IOU
 

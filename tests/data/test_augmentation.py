@@ -22,7 +22,6 @@ from data.annotations import (
     ClassMap,
     Resize,
     TrainingRules,
-    Window,
     content_size,
     input_size,
 )
@@ -39,6 +38,7 @@ from data.augmentation import (
 from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, SampleKey
 from data.loader import DetectionLoader, TrainingBatches
+from data.tiling import Window
 from data.transforms import PADDING
 from retinanet.training.train_state import seed_everything
 from tests.data.samples import one_box_dataset, write_json

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
-from data.annotations import Window
-from data.tiling import TileOptions, Tiling
+from data.tiling import TileOptions, Tiling, Window
 
 
 def random_cases(count: int) -> list[tuple[Tiling, tuple[int, int]]]:

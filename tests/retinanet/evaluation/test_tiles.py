@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data.annotations import Window
-from data.tiling import Tiling
+from data.tiling import Tiling, Window
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles, merge_tiles
 
