@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 
@@ -29,18 +30,14 @@ from common.errors import printable
 from common.streams import ERRORS, OUTPUT, LastingOutput, lasting, text_stream
 
 
-def make_console(
-    *, quiet: bool = False, stderr: bool = False, width: int | None = None, pipe_width: int = 120
-) -> Console:
+def make_console(*, quiet: bool = False, stderr: bool = False, pipe_width: int = 120) -> Console:
     """Return a console that prints text as it is: `[red]` is no markup, `:dog:` no emoji, and of
     control characters and escape sequences only its own reach the terminal.
 
-    `width` is in columns, None for the terminal's, or `pipe_width` where there is no terminal.
+    `pipe_width` is the width in columns where there is no terminal.
     """
     console = Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
-    if width is not None:
-        console.width = width
-    elif not console.is_terminal:
+    if not console.is_terminal:
         console.width = pipe_width
     console.push_render_hook(PrintableOnly())
     return console
@@ -78,6 +75,10 @@ SHOWN_FROM = 20 * MEGABYTE
 
 Advance = Callable[[int, str], None]
 """Called as `advance(done, note)`: how much is done in all, and a note to show beside it."""
+
+
+def ignore_progress(done: int, note: str) -> None:
+    """Show no progress."""
 
 
 @contextmanager
@@ -141,6 +142,27 @@ def lines(console: Console, title: str, *, total: int | None, start: int) -> Adv
     return advance
 
 
+RATE_SECONDS = 10.0  # the rate shown is the mean over this time
+
+
+class Rate:
+    """The rate of a growing number of bytes, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, size: int) -> str:
+        """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
+        now = time.monotonic()
+        if self._seen and size < self._seen[-1][1]:
+            self._seen.clear()  # the download started again
+        self._seen.append((now, size))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
+
+
 def clock(seconds: float) -> str:
     """Return seconds as h:mm:ss."""
     minutes, whole_seconds = divmod(round(seconds), 60)
@@ -148,9 +170,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a line unchanged, without wrapping."""
-    console.print(text, markup=False, soft_wrap=True)
+def print_line(console: Console, text: str, *, wrap: bool = False) -> None:
+    """Print a line unchanged, however long; with `wrap` a terminal breaks it between words."""
+    console.print(text, markup=False, soft_wrap=not (wrap and console.is_terminal))
 
 
 def print_cautions(console: Console, cautions: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import InputError, one_line
-from common.files import open_regular, updated_descriptor
+from common.files import open_regular, or_refused, updated_descriptor
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of file systems without locks."""
@@ -89,6 +89,26 @@ class FileLock:
             with suppress(OSError):  # the folder may be gone
                 self.path.unlink()
         self._file.close()
+
+
+@contextmanager
+def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
+    """Make and lock the folder; raise InputError if it is locked or cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out: {folder}: is a file; set a folder")
+    try:
+        with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / f".{work}.lock")
+            lock.take()
+    except LockHeldError as error:
+        raise InputError(
+            f"--out: {folder}: another {work} is running in this folder; wait for it or stop it"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release(remove=work != "download")  # a download may be continued with more images
 
 
 def is_locked(path: Path) -> bool:

@@ -1,13 +1,18 @@
-"""Outputs of commands: none replaces a file that the same command reads, nor a user's folder."""
+"""Outputs of commands: none replaces a file that the command reads, or a user's folder; space."""
 
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import InputError, printable
 from common.files import or_refused
 from common.walk import identity
 from common.wording import listed
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NAMES_SHOWN = 3
 
@@ -53,3 +58,25 @@ def other_entries(folder: Path, *, advice: str) -> list[Path]:
 def format_names(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
     return printable(listed(names, NAMES_SHOWN))
+
+
+def check_space(
+    folder: Path,
+    *,
+    images: int,
+    bytes_each: int,
+    console: "Console",
+    fix: str = "set another --out, or download fewer images with --limit",
+) -> None:
+    """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""
+    free, needed = shutil.disk_usage(folder).free, images * bytes_each
+    if needed <= free:
+        return
+    text = (
+        f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+        f"free; free some space, {fix}"
+    )
+    # The estimate is a mean, so only a clear lack of space is an error.
+    if free < needed / 2:
+        raise InputError(f"--out: {text}")
+    console.print(f"warning: {text}", soft_wrap=True)

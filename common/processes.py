@@ -136,30 +136,28 @@ def finished(
 
 
 @contextmanager
-def running(
-    command: Sequence[str | Path], *, patience_s: float = SECONDS_TO_END, **options: Any
-) -> Iterator[subprocess.Popen[str]]:
+def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Run a command while the context lasts; Ctrl-C and SIGTERM stop it before this process.
 
-    For the main thread. `patience_s` is that of `stop_process`, `options` those of `start_process`.
+    For the main thread. `options` are those of `start_process`.
     """
     with interrupted_by_sigterm():
         process = start_process(command, **options)
         try:
             yield process
         finally:
-            stop_process(process, patience_s=patience_s)
+            stop_process(process, patience_s=SECONDS_TO_END)
 
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt while the context lasts; for the main thread.
+    """Let SIGTERM raise KeyboardInterrupt(SIGTERM) while the context lasts; for the main thread.
 
     By default it ends Python without its `finally` blocks, and what those stop would continue.
     """
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.SIGTERM)
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import BoundingBoxes
 
 from data.annotations import Resize, Size, content_size
+from data.tiling import Window
 from data.transforms import clip_boxes, flip, scale_boxes
 
 AUGMENTATIONS = {
@@ -48,20 +49,6 @@ GREY = (0.2989, 0.587, 0.114)  # Weights of red, green and blue, as torchvision'
 ZOOM_OUT = v2.RandomZoomOut()
 CROP = v2.RandomIoUCrop()
 DISTORT = v2.RandomPhotometricDistort()
-
-
-class Window(NamedTuple):
-    """A rectangle in pixels of the image file, which is resized; it may reach out of the image."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.bottom - self.top, self.right - self.left
 
 
 class View(NamedTuple):
@@ -104,19 +91,13 @@ def place(start: float, end: float, length: int) -> tuple[int, int]:
 
 
 def view_boxes(
-    boxes: Tensor, view: View, *, original_size: tuple[int, int], image_size: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """Return `cut_boxes` for an augmented image: an object needs `LEAST_VISIBLE` of its box."""
-    return cut_boxes(boxes, view, LEAST_VISIBLE, original_size=original_size, image_size=image_size)
-
-
-def cut_boxes(
     boxes: Tensor,
     view: View,
-    least_visible: float | Tensor,
+    least_visible: float | Tensor = LEAST_VISIBLE,
+    /,
     *,
-    original_size: tuple[int, int],
-    image_size: tuple[int, int],
+    original_size: Size,
+    image_size: Size,
 ) -> tuple[Tensor, Tensor]:
     """Map float64 boxes `[B, 4]` of the annotated image to pixels of the view, and clip them.
 

@@ -232,7 +232,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
             raise InputError(f"{out}: already exists; {advice}")
         size = read_stamp(path).size
         with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
-            annotations = read_annotations(path, advance=lambda done: advance(done, ""))
+            annotations = read_annotations(path, advance=advance)
         with or_refused(out):
             # The old index is kept until the JSON has been read without a fault.
             if not remove_index(out):

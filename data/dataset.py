@@ -27,7 +27,7 @@ from data.annotations import (
 from data.augmentation import Augmentation, view_boxes, whole_view
 from data.decoding import decode_annotated, is_resized_copy
 from data.index import open_annotations
-from data.packed import open_image_file, pack_of
+from data.packed import missing_fix, open_image_file, pack_of
 from data.rare_classes import (
     ClassWeights,
     Images,
@@ -121,12 +121,12 @@ class DetectionDataset(Dataset[Sample]):
         if rules.bad_image_limit is None:
             # One file is enough to notice a wrong folder; `retinanet data verify` checks all.
             first = image_path(image_folder, annotations.file_names[0])
-            advice = "check the folder of images and file_name"
             try:
                 open_image_file(first).close()
             except FileNotFoundError as error:
-                raise InputError(f"{first}: no such image file; {advice}") from error
+                raise InputError(f"{first}: no such image file; {missing_fix(first)}") from error
             except OSError as error:  # such as a name of more than 255 bytes
+                advice = "check the folder of images and file_name"
                 raise InputError(f"{first}: {error.strerror}; {advice}") from error
         self.rows = (
             annotations.images_with_objects()

@@ -24,7 +24,7 @@ from PIL import ExifTags, Image, ImageOps, features
 from common.errors import InputError
 from common.machine import installed_versions
 from data.annotations import Annotations, image_path
-from data.packed import open_image_file
+from data.packed import missing_fix, open_image_file
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 """The formats of data sets. Pillow reads dozens more, some of which call other programs."""
@@ -144,7 +144,7 @@ def describe_fault(error: Exception) -> str:
     `error` is one of `DAMAGE`, or Pillow's `DecompressionBombError`.
     """
     if isinstance(error, FileNotFoundError):
-        return "no such image file; check the folder of images"
+        return f"no such image file; {missing_fix(Path(error.filename or ''))}"
     if isinstance(error, OSError) and error.strerror:  # the system's, not Pillow's
         return f"cannot be read: {error.strerror}"
     # Pillow's message of this error ends with the Python object that was read.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from common.cache_folders import first_writable, user_cache
-from common.console import make_console, progress_in_bytes
+from common.console import Advance, ignore_progress, make_console, progress_in_bytes
 from common.errors import InputError, printable
 from common.files import (
     new_folder_beside,
@@ -39,7 +39,6 @@ from common.locks import one_process_at_a_time
 from data.annotations import Annotations, TextColumn
 from data.coco_json import read_annotations
 from data.findings import KINDS, Findings
-from data.json_lists import Advance
 
 DTYPES = {
     "category_ids": "int64",
@@ -326,14 +325,14 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
     """Make a file's index, unless there is one of the same content, and note it as current."""
     # The file is read twice: for a touched or copied one the hash is enough, without parsing.
     with progress_in_bytes(console, f"indexing {path.name}", total=2 * stamp.size) as advance:
-        content = digest(path, advance=lambda done: advance(done, "hashing"))
+        content = digest(path, advance=lambda done, _: advance(done, "hashing"))
         folder = home / f"{content[:16]}-format{FORMAT}"
         index = usable_index(folder)
         if index is None:
             findings = Findings(refusing=path)
             annotations = read_annotations(
                 path,
-                advance=lambda done: advance(stamp.size + done, "parsing"),
+                advance=lambda done, _: advance(stamp.size + done, "parsing"),
                 findings=findings,
             )
             for each in findings.taken():
@@ -400,7 +399,7 @@ def remove_index(folder: Path) -> bool:
     return True
 
 
-def digest(path: Path, *, advance: Advance) -> str:
+def digest(path: Path, *, advance: Advance = ignore_progress) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     sha = hashlib.sha256()
     done = 0
@@ -408,5 +407,5 @@ def digest(path: Path, *, advance: Advance) -> str:
         while part := file.read(4 << 20):
             sha.update(part)
             done += len(part)
-            advance(done)
+            advance(done, "")
     return sha.hexdigest()

@@ -8,17 +8,16 @@ incremental JSON readers it accepts NaN, which a data set with a wrong box may h
 import gc
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from common.console import Advance, ignore_progress
 from common.errors import InputError
 from common.files import open_regular, or_unreadable
 from data.annotations import shown
-
-Advance = Callable[[int], None]  # called with the number of bytes that the file has been read to
 
 
 @contextmanager
@@ -42,12 +41,12 @@ BLANK_CHARACTERS = re.compile(r"[ \t\n\r]+")
 
 
 def stream_lists(
-    path: Path, names: Collection[str], *, advance: Advance
+    path: Path, names: Collection[str], *, advance: Advance = ignore_progress
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the entries of the lists `names` of a JSON object, in the file's order.
 
     Yields a list's name with up to `ENTRIES_AT_ONCE` of its entries, again and again; an empty list
-    yields itself. Other members are skipped.
+    yields itself. Other members are skipped. `advance` is called with the number of bytes read.
 
     Raises:
         InputError: One line, with line and column where the file is not JSON; or the file cannot be
@@ -97,7 +96,7 @@ class Window:
         self.text = self.text[self.position :] + added
         self.position = 0
         self.at_end = not added
-        self.advance(self.file.buffer.tell())
+        self.advance(self.file.buffer.tell(), "")
 
     def peek(self) -> str:
         """Return the next character that is not blank, or an empty string at the file's end."""
@@ -191,6 +190,16 @@ def list_entries(window: Window, name: str) -> Iterator[list[Any]]:
             yield entries
             entries = []
     yield entries
+
+
+def slices(count: int) -> Iterator[slice]:
+    """Yield the rows of the blocks in which `count` entries are written."""
+    return (slice(row, row + ENTRIES_AT_ONCE) for row in range(0, count, ENTRIES_AT_ONCE))
+
+
+def entries_of(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return an entry for each row of some fields."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def list_parts(

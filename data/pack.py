@@ -37,15 +37,16 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import add_command, positive
-from common.console import make_console, print_line, progress
+from common.console import Rate, make_console, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import in_place_when_whole, open_regular, or_refused, or_unreadable
+from common.locks import locked_folder
 from common.options import argument, flag, option
+from common.outputs import check_space
 from common.walk import LeftOut, Reach, walk_files
 from common.wording import counted
 from data.annotations import TextColumn, image_path
 from data.decoding import SUFFIXES
-from data.download.images import Rate, check_space, locked_folder
 from data.index import digest, open_annotations, write_columns
 from data.packed import BLOCK, DESCRIPTION, FORMAT, INDEX, open_image_file, pack_of, tar_name
 from data.parts import read_ahead
@@ -287,10 +288,7 @@ def check_tar(file: Path, names: Sequence[str], packing: Packing, *, written: st
             os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache's copy
             with tarfile.open(fileobj=stored, mode="r:") as tar:
                 entries = tar.getmembers()
-            size, sha256 = (
-                os.fstat(stored.fileno()).st_size,
-                digest(file, advance=lambda done: None),
-            )
+            size, sha256 = os.fstat(stored.fileno()).st_size, digest(file)
     except tarfile.TarError as error:
         raise InputError(f"{file}: damaged tar ({error}); remove it, and run again") from error
     if written not in (None, sha256):

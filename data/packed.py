@@ -84,6 +84,14 @@ def list_images(
             yield name
 
 
+def missing_fix(path: Path) -> str:
+    """Return what to do about an image file that is not there."""
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    if (folder / tar_name(0)).is_file() and not (folder / INDEX).exists():
+        return f"packing was interrupted: run `retinanet data pack IMAGES --out {folder}` again"
+    return "check the folder of images"
+
+
 @cache  # an index is opened once in a process; also where there is none, files are read often
 def pack_of(folder: Path) -> "Pack | None":
     """Return the packed folder that this one is, or would be below; None for others.

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -38,8 +39,8 @@ def read_in_parts(
 ) -> list[Part]:
     """Return what `read` makes of each `at_once` consecutive items, in their order.
 
-    It gets what `prepare` returns for them in this process. Raises what `read` raises, and
-    InputError if a process was killed.
+    So few that they are one part are read in this process. `read` gets what `prepare` returns for
+    them here. Raises what `read` raises, and InputError if a process was killed.
     """
     starts = range(0, len(items), at_once)
     processes = processes_for(len(items), at_once=at_once, per_core=per_core)
@@ -47,9 +48,12 @@ def read_in_parts(
     parts: dict[int, Part] = {}
     done, began = 0, time.monotonic()
     # The processes are copies of this one: they are started before the progress bar's thread.
-    with process_pool(processes) as pool, progress(console, title, total=len(items)) as advance:
+    pools = process_pool(processes) if len(starts) > 1 else nullcontext()
+    with pools as pool, progress(console, title, total=len(items)) as advance:
         work = partial(read_task, read)
-        for start, part in run_tasks(pool, work, tasks, at_once=TASKS_PER_PROCESS * processes):
+        at_a_time = TASKS_PER_PROCESS * processes
+        results = run_tasks(pool, work, tasks, at_once=at_a_time) if pool else map(work, tasks)
+        for start, part in results:
             parts[start] = part
             done += len(items[start : start + at_once])
             advance(done, f"{done / max(1e-9, time.monotonic() - began):.0f} images/s")

@@ -28,7 +28,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from common.cli import add_command, positive, probability
-from common.console import make_console, progress
+from common.console import Advance, ignore_progress, make_console, progress
 from common.errors import InputError
 from common.files import new_folder_beside, or_refused, read_text
 from common.options import flag, option
@@ -204,7 +204,7 @@ def make_synthetic_data(
     seed: int,
     train: int,
     validation: int,
-    advance: Callable[[int, str], None] = lambda done, note: None,
+    advance: Advance = ignore_progress,
 ) -> bool:
     """Create a data set in MLPerf's OpenImages tree, unless the same one exists.
 
@@ -255,7 +255,7 @@ def write_split(
     seed: int,
     count: int,
     style: Style = PLAIN,
-    advance: Callable[[int, str], None],
+    advance: Advance,
 ) -> None:
     """Draw `NAME-*.jpg` into an existing folder, and write their boxes as COCO-format JSON."""
     images: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ from common.options import argument, flag, included, option
 from common.walk import Reach
 from common.wording import counted
 from data.annotations import SPLITS, Annotations, Split, TextColumn, image_path
-from data.augmentation import View, areas, cut_boxes
+from data.augmentation import View, areas, view_boxes
 from data.coco_json import read_annotations
 from data.dataset import read_pixels
 from data.decoding import resolve_decoder
@@ -180,10 +180,9 @@ def cut_photo(cut: Cut, photos: Annotations, row: int) -> Iterator[TileEntry]:
     filled = torch.from_numpy(photos.box_areas[place].astype(np.float64)) / areas(boxes)
     columns = (photos.box_category_ids[place], is_crowd.astype(int), photos.box_ids[place])
     for tile in cut.tiling.tiles(size):
-        view = View(tile, (0, 0, tile.right - tile.left, tile.bottom - tile.top))
-        inside, keep = cut_boxes(
-            boxes, view, least, original_size=photos.image_size(row), image_size=size
-        )
+        view = View(tile, (0, 0, *tile.size[::-1]))
+        sizes = {"original_size": photos.image_size(row), "image_size": size}
+        inside, keep = view_boxes(boxes, view, least, **sizes)
         if cut.options.skip_empty and not keep.any():
             continue
         name = f"{stem}-{tile.left}-{tile.top}.jpg"

@@ -18,13 +18,18 @@ LEAST_SIDE, MOST_OVERLAP = 32, 0.9  # Beyond them a picture has hundred thousand
 DEFAULT_OVERLAP = 0.2
 
 
-class Tile(NamedTuple):
-    """A part of a picture, in whole pixels."""
+class Window(NamedTuple):
+    """A rectangle in whole pixels of an image; it may reach out of it."""
 
     left: int
     top: int
     right: int
     bottom: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.bottom - self.top, self.right - self.left
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,11 @@ class Tiling:
         if not isinstance(self.overlap, Real) or not 0 <= float(self.overlap) <= MOST_OVERLAP:
             raise InputError(f"overlap: expected 0 to {MOST_OVERLAP}, found {self.overlap!r}")
 
-    def tiles(self, size: tuple[int, int]) -> list[Tile]:
+    def tiles(self, size: tuple[int, int]) -> list[Window]:
         """Return the tiles of a picture of (height, width) pixels, row by row."""
         height, width = size
         return [
-            Tile(left, top, min(left + self.side, width), min(top + self.side, height))
+            Window(left, top, min(left + self.side, width), min(top + self.side, height))
             for top in self._starts(height)
             for left in self._starts(width)
         ]

@@ -25,97 +25,32 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Literal
-from urllib.parse import urlsplit
+from dataclasses import replace
 
-from common.cli import add_command, installed_command, positive, positive_number
+from common.cli import add_command, installed_command
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
-from common.options import argument, option
-from data.annotations import SPLITS, SplitName
+from common.locks import locked_folder
+from common.processes import interrupted_by_sigterm
 from data.download.datasets import download_coco, download_openimages
-from data.download.http import FetchError, HttpOptions, MissingFileError
-from data.download.images import MISSING_LIST, Request, locked_folder, write_missing_list
+from data.download.http import FetchError, MissingFileError
+from data.download.images import MISSING_LIST, DownloadOptions, write_missing_list
 
 INCOMPLETE = 1  # the exit status when files could not be downloaded
-
-
-def mirror_url(text: str) -> str:
-    """Parse the address of a server; return it without a slash at its end."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
-        raise argparse.ArgumentTypeError(
-            f"expected an address such as https://host, found {text!r}"
-        )
-    return text.rstrip("/")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DownloadOptions:
-    """The options of `retinanet data download`."""
-
-    dataset: Literal["coco", "openimages"] = argument("which data set", metavar="{coco,openimages}")
-    out: Path = option("target folder; created if missing", metavar="DIR")
-    splits: list[SplitName] = option(
-        "train, validation (default: both)",
-        default=SPLITS,
-        nargs="+",
-        choices=SPLITS,
-        metavar="SPLIT",
-    )
-    limit: int | None = option(
-        "only the first N images of each split, by name; a larger N later adds to them",
-        default=None,
-        parse=positive,
-        metavar="N",
-    )
-    classes: list[str] | None = option(
-        "only images with a box of these classes: names, a .txt file with one name per line, "
-        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
-        default=None,
-        nargs="+",
-        metavar="NAME",
-    )
-    mirror: str | None = option(
-        "another server, with the files listed above", default=None, parse=mirror_url, metavar="URL"
-    )
-    workers: int = option("images downloaded at a time", default=16, parse=positive, metavar="N")
-    attempts: int = option("attempts per file", default=8, parse=positive, metavar="N")
-    pause: float = option(
-        "wait after the first failure, doubled after each further one up to 30 seconds, or as long "
-        "as Retry-After requires",
-        default=0.5,
-        parse=positive_number,
-        metavar="SECONDS",
-    )
-    timeout: float = option(
-        "limit for each answer", default=30.0, parse=positive_number, metavar="SECONDS"
-    )
 
 
 def run(options: DownloadOptions) -> int:
     """Run `download` and return the exit code."""
     dataset, out, mirror = options.dataset, options.out, options.mirror
-    default_class = "all" if dataset == "coco" else "mlperf"
-    request = Request(
-        out=out,
-        splits=tuple(dict.fromkeys(options.splits)),
-        limit=options.limit,
-        classes=tuple(options.classes or [default_class]),
-        mirror=mirror,
-        options=HttpOptions(options.workers, options.timeout, options.attempts, options.pause),
-    )
+    splits = list(dict.fromkeys(options.splits))
+    classes = options.classes or ["all" if dataset == "coco" else "mlperf"]
+    request = replace(options, splits=splits, classes=classes)
     words = sys.argv[1:]
     words = words[1:] if words[:1] == ["data"] else words  # `retinanet data download …`
     this_command = shlex.join([*installed_command("data"), *words])
     try:
-        with sigterm_interrupts(), locked_folder(out):
-            return download(dataset, request, this_command=this_command)
+        with interrupted_by_sigterm(), locked_folder(out):
+            return download(request, this_command=this_command)
     except MissingFileError as error:
         hint = "; see --help for the files of a mirror" if mirror else "; try again later"
         print(f"error: {error}{hint}", file=sys.stderr)
@@ -133,8 +68,9 @@ def run(options: DownloadOptions) -> int:
         ) from error
 
 
-def download(dataset: str, request: Request, *, this_command: str) -> int:
+def download(request: DownloadOptions, *, this_command: str) -> int:
     """Download, print what is missing and what to do next, and return the exit code."""
+    dataset = request.dataset
     fetch = download_coco if dataset == "coco" else download_openimages
     failed = fetch(request, make_console())
     write_missing_list(request.out, failed)
@@ -159,18 +95,3 @@ def download(dataset: str, request: Request, *, this_command: str) -> int:
 def add_download(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `download`."""
     add_command(commands, "download", about=__doc__ or "", options=DownloadOptions, run=run)
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Raise `KeyboardInterrupt(signal.SIGTERM)` on SIGTERM; for the main thread only."""
-
-    # By default SIGTERM ends a process without its `finally` blocks, which remove partial files.
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.SIGTERM)
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -23,9 +23,10 @@ from rich.console import Console
 from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import create_file, new_folder_beside, put_in_place, write_parts
+from common.outputs import check_space
 from data.annotations import SplitName, known_trees
 from data.download.http import PART_SUFFIX, AttemptError, Check
-from data.download.images import Images, Request, check_space, fetch_file, fetch_images, tidy
+from data.download.images import DownloadOptions, Images, fetch_file, fetch_images, tidy
 from data.formats.labels import named_classes, nearest_name
 from data.json_lists import list_parts, stream_lists
 from data.openimages.boxes import (
@@ -46,7 +47,7 @@ LARGEST_ARCHIVE = 1_000_000_000  # COCO's has 253 MB. [B]
 COCO_BYTES_PER_IMAGE = 160_000
 
 
-def download_coco(request: Request, console: Console) -> dict[str, str]:
+def download_coco(request: DownloadOptions, console: Console) -> dict[str, str]:
     """Download COCO's tree below `request.out`, or complete it.
 
     The zip of annotations is kept: a later call with another `limit` needs it.
@@ -61,13 +62,13 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
         archive,
         check=partial(check_zip, members=MEMBERS, limit=LARGEST_JSON),
         limit=LARGEST_ARCHIVE,
-        options=request.options,
+        options=request.http,
         console=console,
     )
     splits = []
     for tree in trees:
         console.print(f"extracting {tree.annotations}", soft_wrap=True, markup=False)
-        classes = None if request.classes == ("all",) else named_classes(request.classes)
+        classes = None if request.classes == ["all"] else named_classes(request.classes)
         names = write_annotations(archive, tree.annotations, classes=classes, limit=request.limit)
         title, url = f"{tree.images.name}, images", f"{base}/{tree.images.name}"
         splits.append(Images(title, names, tree.images, url))
@@ -78,7 +79,7 @@ def download_coco(request: Request, console: Console) -> dict[str, str]:
 
 
 def _fetch_splits(
-    splits: Sequence[Images], bytes_each: int, request: Request, console: Console
+    splits: Sequence[Images], bytes_each: int, request: DownloadOptions, console: Console
 ) -> Iterator[tuple[Images, dict[str, str]]]:
     """Fetch the images of each split; yield them with those that could not be downloaded."""
     # All splits are counted before the first download, so that space is checked for all of them.
@@ -86,7 +87,7 @@ def _fetch_splits(
     missing_count = sum(len(set(i.names) - names) for i, names in zip(splits, present, strict=True))
     check_space(request.out, images=missing_count, bytes_each=bytes_each, console=console)
     for images, names in zip(splits, present, strict=True):
-        missing = fetch_images(images, present=names, options=request.options, console=console)
+        missing = fetch_images(images, present=names, options=request.http, console=console)
         yield images, missing
 
 
@@ -151,7 +152,7 @@ def select(path: Path, *, classes: Collection[str] | None, limit: int | None) ->
     id_of_name: dict[str, int] = {}
     image_ids_by_class: dict[int, set[int]] = defaultdict(set)
     images: list[tuple[str, int]] = []
-    for list_name, entries in stream_lists(path, LISTS, advance=lambda done: None):
+    for list_name, entries in stream_lists(path, LISTS):
         if list_name == "categories":
             id_of_name |= {entry["name"]: entry["id"] for entry in entries}
         elif list_name == "images":
@@ -190,8 +191,7 @@ def _write_selection(source: Path, selection: Selection, path: Path) -> None:
         "categories": lambda entry: entry["id"] in category_ids,
     }
     chosen = (
-        (name, list(filter(keep[name], entries)))
-        for name, entries in stream_lists(source, LISTS, advance=lambda done: None)
+        (name, list(filter(keep[name], entries))) for name, entries in stream_lists(source, LISTS)
     )
     lists = (
         (name, (entries for _, entries in blocks))
@@ -220,7 +220,7 @@ LARGEST_TABLE = 10_000_000_000  # the largest, of the boxes to train on, has 2.3
 OPENIMAGES_BYTES_PER_IMAGE = 300_000
 
 
-def download_openimages(request: Request, console: Console) -> dict[str, str]:
+def download_openimages(request: DownloadOptions, console: Console) -> dict[str, str]:
     """Download MLPerf's tree of OpenImages below `request.out`, or complete it.
 
     Returns the reason for each image that could not be downloaded, by `train/data/NAME`; the JSON
@@ -237,7 +237,7 @@ def download_openimages(request: Request, console: Console) -> dict[str, str]:
             path,
             check=check,
             limit=LARGEST_TABLE,
-            options=request.options,
+            options=request.http,
             console=console,
         )
     class_list = resolve_classes(request.classes, descriptions)
@@ -267,7 +267,9 @@ def table(out: Path, name: str) -> Path:
     return out / "csv" / Path(name).name
 
 
-def _choose(split: SplitName, class_list: ClassList, request: Request, console: Console) -> Images:
+def _choose(
+    split: SplitName, class_list: ClassList, request: DownloadOptions, console: Console
+) -> Images:
     """Return the images of a split that have a box of the classes."""
     base = request.mirror or IMAGES
     boxes = table(request.out, BOXES[split])

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from io import BufferedRandom
 from pathlib import Path
@@ -20,8 +21,10 @@ import requests
 from urllib3 import Retry
 from urllib3.exceptions import InvalidHeader
 
+from common.cli import positive, positive_number
 from common.errors import InputError, one_line
 from common.files import create_anew, put_in_place, replacing, updated_descriptor
+from common.options import option
 
 CHUNK = 1 << 16
 LONGEST_PAUSE = 30.0  # between two attempts, unless Retry-After requires more. [s]
@@ -32,7 +35,6 @@ MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 responds 403 for an object that does not exist, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
-LONGEST_LENGTH = 19  # digits of a number of bytes; int() refuses more than 4,300
 SHOWN = 80  # characters of a header in a message
 
 Check = Callable[[Path], None]
@@ -42,13 +44,23 @@ Received = Callable[[int, int], None]
 Retried = Callable[[str, float], None]  # called as `retried(reason, pause)` before each pause. [s]
 
 
-class HttpOptions(NamedTuple):
-    """Limits of requests. Times in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """The options of requests."""
 
-    workers: int = 16  # images that are fetched at a time
-    timeout: float = 30.0  # for a connection, and for each part of a response
-    attempts: int = 8  # for each file
-    first_pause: float = 0.5  # doubled after each further failure, up to `LONGEST_PAUSE`
+    workers: int = option("images downloaded at a time", default=16, parse=positive, metavar="N")
+    attempts: int = option("attempts per file", default=8, parse=positive, metavar="N")
+    first_pause: float = option(
+        "wait after the first failure, doubled after each further one up to 30 seconds, or as long "
+        "as Retry-After requires",
+        name="--pause",
+        default=0.5,
+        parse=positive_number,
+        metavar="SECONDS",
+    )
+    timeout: float = option(
+        "limit for each answer", default=30.0, parse=positive_number, metavar="SECONDS"
+    )
 
     def pause(self, failures: int) -> float:
         """Return the pause after a number of failures, randomized to spread the threads. [s]"""
@@ -235,7 +247,7 @@ def extent(response: requests.Response, *, offset: int) -> tuple[int, int]:
     if "chunked" in headers.get("Transfer-Encoding", "").lower():
         return start, 0
     length = headers.get("Content-Length", "")
-    if not (length.isdecimal() and len(length) < LONGEST_LENGTH):
+    if not length.isdecimal():
         raise AttemptError("the response has no valid Content-Length")
     return start, start + int(length)
 

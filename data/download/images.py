@@ -1,31 +1,31 @@
-"""Fetch very many image files by threads, or one large file with a bar, into a locked folder.
+"""Fetch very many image files by threads, or one large file with a bar.
 
-The threads share one list of names; each has its own connection. An image gets its name once it
-is complete and can be decoded, so that the names in a folder are those of finished downloads.
+Each thread has its own connection. An image gets its name once it is complete and can be decoded,
+so that the names in a folder are those of finished downloads.
 """
 
+import argparse
 import io
 import os
-import shutil
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from queue import SimpleQueue
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Literal, NamedTuple
+from urllib.parse import quote, urlsplit
 
 import requests
 from PIL import Image
 from rich.console import Console
 
-from common.console import Advance, progress
-from common.errors import InputError, printable
-from common.files import or_refused, write_atomically
-from common.locks import FileLock, LockHeldError
-from data.annotations import SplitName
+from common.cli import positive
+from common.console import Advance, Rate, progress
+from common.errors import printable
+from common.files import write_atomically
+from common.options import argument, included, option
+from data.annotations import SPLITS, SplitName
 from data.decoding import DAMAGE, has_end_of_image
 from data.download.http import (
     PART_SUFFIX,
@@ -34,7 +34,6 @@ from data.download.http import (
     Connection,
     FetchError,
     HttpOptions,
-    StoppedError,
     check_reachable,
     fetch,
 )
@@ -43,23 +42,50 @@ LARGEST_IMAGE = 100_000_000
 """The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
 FAILURES_IN_A_ROW = 100
 """After so many failed downloads in a row, the server or the network must be at fault."""
-SECONDS_TO_STOP = 2.0
-"""Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
-RATE_SECONDS = 10.0  # the rate shown is the mean over this time
 MISSING_LIST = "missing.txt"
 
 
-class Request(NamedTuple):
-    """A part of a data set to download, its source and its target folder."""
+def mirror_url(text: str) -> str:
+    """Parse the address of a server; return it without a slash at its end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
+        raise argparse.ArgumentTypeError(
+            f"expected an address such as https://host, found {text!r}"
+        )
+    return text.rstrip("/")
 
-    out: Path
-    splits: tuple[SplitName, ...]
-    limit: int | None  # images of each split; None for all
-    classes: tuple[str, ...]  # names, or only `all` (or `mlperf`, for OpenImages)
-    mirror: str | None
-    """Address of a server with copies, without a slash at its end; None for the original one."""
-    options: HttpOptions
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    """The options of `retinanet data download`."""
+
+    dataset: Literal["coco", "openimages"] = argument("which data set", metavar="{coco,openimages}")
+    out: Path = option("target folder; created if missing", metavar="DIR")
+    splits: list[SplitName] = option(
+        "train, validation (default: both)",
+        default=SPLITS,
+        nargs="+",
+        choices=SPLITS,
+        metavar="SPLIT",
+    )
+    limit: int | None = option(
+        "only the first N images of each split, by name; a larger N later adds to them",
+        default=None,
+        parse=positive,
+        metavar="N",
+    )
+    classes: list[str] = option(
+        "only images with a box of these classes: names, a .txt file with one name per line, "
+        "`all`, or for openimages `mlperf` (default: coco all, openimages mlperf)",
+        default=(),
+        nargs="+",
+        metavar="NAME",
+    )
+    mirror: str | None = option(
+        "another server, with the files listed above", default=None, parse=mirror_url, metavar="URL"
+    )
+    http: HttpOptions = included(HttpOptions)
 
 
 class Images(NamedTuple):
@@ -82,104 +108,67 @@ def fetch_images(
         FetchError: `FAILURES_IN_A_ROW` images in a row failed.
         OSError: A file could not be written.
     """
-    remaining = deque(name for name in images.names if name not in present)
-    if not remaining:
+    names = [name for name in images.names if name not in present]
+    if not names:
         console.print(f"{images.title}: all {len(images.names)} are already downloaded")
         return {}
-    total, stop, outcomes = len(images.names), threading.Event(), SimpleQueue[Outcome]()
-    start = total - len(remaining)
-    threads = [
-        threading.Thread(
-            target=_work,
-            args=(remaining, images, options, outcomes, stop),
-            daemon=True,
-            name=f"get {number}",
-        )
-        for number in range(min(options.workers, len(remaining)))
-    ]
-    for thread in threads:
-        thread.start()
+    total, stop, retries, own = len(images.names), threading.Event(), list[str](), threading.local()
+
+    def fetch_one(name: str) -> Outcome:
+        if not hasattr(own, "session"):  # requests does not promise that threads can share one
+            own.session = requests.Session()
+        try:
+            size = fetch(
+                f"{images.url}/{quote(name)}",
+                images.folder / name,
+                check=check_image,
+                limit=LARGEST_IMAGE,
+                connection=Connection(own.session, options, stop),
+                retried=lambda reason, pause: retries.append(reason),
+            )
+        except FetchError as failure:
+            return Outcome(name, reason=str(failure))
+        return Outcome(name, size)
+
+    # Its threads are daemons: one that blocks in a connection ends with the process.
+    pool = ThreadPool(min(options.workers, len(names)))
     try:
-        with progress(console, images.title, total=total, start=start) as advance:
-            failed = _follow(outcomes, advance, start=start, total=total)
+        with progress(console, images.title, total=total, start=total - len(names)) as advance:
+            outcomes = pool.imap_unordered(fetch_one, names)
+            failed = _follow(outcomes, retries, advance, start=total - len(names))
     finally:
         stop.set()
-        deadline = time.monotonic() + SECONDS_TO_STOP
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        pool.terminate()
     return {name: failed[name] for name in images.names if name in failed}
 
 
 class Outcome(NamedTuple):
-    """What a thread tells: an image that was fetched or failed, a retry, or its own error."""
+    """An image that was fetched, or failed."""
 
-    name: str = ""  # of the image; empty for a retry
+    name: str
     size: int = 0  # bytes
-    reason: str = ""  # of a failure or retry
-    error: BaseException | None = None
+    reason: str = ""  # of a failure
 
 
 def _follow(
-    outcomes: "SimpleQueue[Outcome]", advance: Advance, *, start: int, total: int
+    outcomes: Iterable[Outcome], retries: Sequence[str], advance: Advance, *, start: int
 ) -> dict[str, str]:
     """Show the progress of the threads until all images are done; return why some failed."""
     failed: dict[str, str] = {}
-    rate, done, size, in_a_row, retries, retry = Rate(), start, 0, 0, 0, ""
+    rate, size, in_a_row = Rate(), 0, 0
     rate.note(0)
-    while done < total:
-        outcome = outcomes.get()
-        if outcome.error is not None:
-            raise outcome.error
-        if not outcome.name:
-            retries += 1
-            retry = f", {retries} retries ({outcome.reason})"
-        else:
-            done, size = done + 1, size + outcome.size
-            in_a_row = in_a_row + 1 if outcome.reason else 0
-            failed |= {outcome.name: outcome.reason} if outcome.reason else {}
+    for done, outcome in enumerate(outcomes, start + 1):
+        size += outcome.size
+        in_a_row = in_a_row + 1 if outcome.reason else 0
+        failed |= {outcome.name: outcome.reason} if outcome.reason else {}
         if in_a_row >= FAILURES_IN_A_ROW:
             raise FetchError(
                 f"{in_a_row} images in a row could not be downloaded; the last: {outcome.reason}"
             )
         missing = f", {len(failed)} missing" if failed else ""
+        retry = f", {len(retries)} retries ({retries[-1]})" if retries else ""
         advance(done, f"{rate.note(size)}{missing}{retry}")
     return failed
-
-
-def _work(
-    remaining: deque[str],
-    images: Images,
-    options: HttpOptions,
-    outcomes: "SimpleQueue[Outcome]",
-    stop: threading.Event,
-) -> None:
-    """Fetch images, one after the other, over a connection of this thread's own."""
-    # requests does not promise that threads can share a Session.
-    with requests.Session() as session:
-        connection = Connection(session, options, stop)
-        while not stop.is_set():
-            try:
-                # popleft of a deque is atomic: the threads need no lock.
-                name = remaining.popleft()
-            except IndexError:
-                return
-            try:
-                size = fetch(
-                    f"{images.url}/{quote(name)}",
-                    images.folder / name,
-                    check=check_image,
-                    limit=LARGEST_IMAGE,
-                    connection=connection,
-                    retried=lambda reason, pause: outcomes.put(Outcome(reason=reason)),
-                )
-                outcomes.put(Outcome(name, size))
-            except FetchError as failure:
-                outcomes.put(Outcome(name, reason=str(failure)))
-            except StoppedError:
-                return
-            except BaseException as error:  # raised again by the main thread
-                outcomes.put(Outcome(error=error))
-                return
 
 
 def fetch_file(
@@ -245,44 +234,6 @@ def check_image(path: Path) -> None:
         raise AttemptError("damaged image: its end is missing")
 
 
-class Rate:
-    """The rate of a growing number of bytes, over the last seconds."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def note(self, size: int) -> str:
-        """Return the recent rate, such as `12.3 MB/s`, given the number of bytes now."""
-        now = time.monotonic()
-        if self._seen and size < self._seen[-1][1]:
-            self._seen.clear()  # the download started again
-        self._seen.append((now, size))
-        while now - self._seen[0][0] > RATE_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return f"{(size - before) / max(now - then, 1e-3) / 1e6:.1f} MB/s"
-
-
-@contextmanager
-def locked_folder(folder: Path, work: str = "download") -> Iterator[None]:
-    """Make and lock the folder; raise InputError if it is locked or cannot be written."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out: {folder}: is a file; set a folder")
-    try:
-        with or_refused(f"--out: {folder}", advice="set a folder that can be written"):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / f".{work}.lock")
-            lock.take()
-    except LockHeldError as error:
-        raise InputError(
-            f"--out: {folder}: another {work} is running in this folder; wait for it or stop it"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release(remove=work != "download")  # a download may be continued with more images
-
-
 def tidy(folder: Path) -> set[str]:
     """Remove partial downloads from a folder, creating it if missing; return its file names."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -303,25 +254,3 @@ def write_missing_list(folder: Path, failed: Mapping[str, str]) -> None:
         return
     lines = [f"{printable(name)}\t{reason}\n" for name, reason in failed.items()]
     write_atomically(path, "".join(lines))
-
-
-def check_space(
-    folder: Path,
-    *,
-    images: int,
-    bytes_each: int,
-    console: Console,
-    fix: str = "set another --out, or download fewer images with --limit",
-) -> None:
-    """Warn if the images may not fit on the disk; raise InputError if not even half of them do."""
-    free, needed = shutil.disk_usage(folder).free, images * bytes_each
-    if needed <= free:
-        return
-    text = (
-        f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-        f"free; free some space, {fix}"
-    )
-    # The estimate is a mean, so only a clear lack of space is an error.
-    if free < needed / 2:
-        raise InputError(f"--out: {text}")
-    console.print(f"warning: {text}", soft_wrap=True)

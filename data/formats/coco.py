@@ -123,7 +123,7 @@ def read_file(
         entries = read_entries(
             file,
             findings,
-            advance=lambda done: advance(done, ""),
+            advance=advance,
             usable=(*TAKEN, "image_size_missing"),
             is_export=True,
         )
@@ -300,5 +300,5 @@ def nearby_folders(file: Path, root: Path, reach: Reach) -> Iterator[Path]:
 
 def coco_labels(annotations: Annotations, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
     """Yield one file, with scores and hundredths of pixels, under the name that CVAT gives it."""
-    parts = json_parts(annotations, lambda done, note: None, scores=scores)
+    parts = json_parts(annotations, scores=scores)
     yield "annotations/instances_default.json", b"".join(parts).decode()

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from common.cli import installed_command
-from common.console import Advance, print_line, progress
+from common.console import Advance, ignore_progress, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import (
     copy_atomically,
@@ -37,12 +37,11 @@ from data.formats.labels import (
     select_classes,
 )
 from data.index import find_or_make_index
-from data.json_lists import list_parts
+from data.json_lists import entries_of, list_parts, slices
 from data.packed import open_image_file
 from data.verify.report import STOPS_TRAINING, print_shared, print_split
 from data.verify.splits import check_splits
 
-ENTRIES_AT_ONCE = 10_000
 DEFAULT_RULES = TrainingRules(image_size=800, skip_images_without_boxes=True)
 """Those of a run with the default settings; no image is decoded."""
 
@@ -184,7 +183,7 @@ def write_annotations(file: Path, annotations: Annotations, *, console: Console)
 
 
 def json_parts(
-    annotations: Annotations, advance: Advance, *, scores: Sequence[float] = ()
+    annotations: Annotations, advance: Advance = ignore_progress, *, scores: Sequence[float] = ()
 ) -> Iterator[bytes]:
     """Return COCO-format JSON in parts; with a score of each box, for labelling programs."""
     ids, names = annotations.category_ids.tolist(), annotations.category_names
@@ -200,44 +199,37 @@ Entries = Iterator[list[dict[str, Any]]]
 
 def image_entries(annotations: Annotations) -> Entries:
     """Yield blocks of the list of images."""
-    for start in range(0, len(annotations), ENTRIES_AT_ONCE):
-        rows = slice(start, start + ENTRIES_AT_ONCE)
-        columns = (
-            annotations.image_ids[rows].tolist(),
-            annotations.file_names[rows],
-            annotations.widths[rows].tolist(),
-            annotations.heights[rows].tolist(),
-            annotations.is_displayed[rows].tolist(),
+    for rows in slices(len(annotations)):
+        entries = entries_of(
+            id=annotations.image_ids[rows].tolist(),
+            file_name=annotations.file_names[rows],
+            width=annotations.widths[rows].tolist(),
+            height=annotations.heights[rows].tolist(),
         )
-        yield [
-            {"id": number, "file_name": name, "width": width, "height": height}
-            | ({DISPLAYED: True} if is_displayed else {})
-            for number, name, width, height, is_displayed in zip(*columns, strict=True)
-        ]
+        for row in np.flatnonzero(annotations.is_displayed[rows]).tolist():
+            entries[row][DISPLAYED] = True
+        yield entries
 
 
 def box_entries(annotations: Annotations, scores: Sequence[float], advance: Advance) -> Entries:
     """Yield blocks of the list of boxes."""
     images = np.repeat(annotations.image_ids, np.diff(annotations.box_offsets))
-    for start in range(0, len(annotations.boxes), ENTRIES_AT_ONCE):
-        rows = slice(start, start + ENTRIES_AT_ONCE)
+    for rows in slices(len(annotations.boxes)):
         boxes = annotations.boxes[rows]
-        columns = (
-            annotations.box_ids[rows].tolist(),
-            images[rows].tolist(),
-            annotations.box_category_ids[rows].tolist(),
-            np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1).tolist(),
-            annotations.box_areas[rows].tolist(),
-            annotations.box_is_crowd[rows].astype(int).tolist(),
+        entries = entries_of(
+            id=annotations.box_ids[rows].tolist(),
+            image_id=images[rows].tolist(),
+            category_id=annotations.box_category_ids[rows].tolist(),
+            bbox=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1).tolist(),
+            area=annotations.box_areas[rows].tolist(),
+            iscrowd=annotations.box_is_crowd[rows].astype(int).tolist(),
         )
-        fields = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-        entries = [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
-        for entry, score in zip(entries, scores[start:], strict=False):
+        for entry, score in zip(entries, scores[rows], strict=False):
             # Without `segmentation` CVAT refuses a box.
             entry |= {"segmentation": [], "score": score}
             entry["bbox"] = [round(number, 2) for number in entry["bbox"]]
         yield entries
-        advance(start + len(boxes), "")
+        advance(rows.start + len(boxes), "")
 
 
 CONFIGURATION = """\

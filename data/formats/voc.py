@@ -45,6 +45,7 @@ from data.formats.labels import (
     read_class_names,
     read_list,
 )
+from data.packed import list_images
 
 CLASS_FILES = ("labelmap.txt", "classes.txt", "labels.txt")
 """Lists of the classes; the first is CVAT's, with colours behind the names."""
@@ -195,7 +196,7 @@ def make_split(
     """Return a split: the XML files of a list of names, or all in the folder and below."""
     by_name: dict[str, str] = {}
     left_out = LeftOut()
-    for image in walk_files(reach.require(images), reach, left_out, suffixes=SUFFIXES):
+    for image in list_images(reach.require(images), reach, left_out, suffixes=SUFFIXES):
         by_name[image] = image
         by_name.setdefault(os.path.splitext(image)[0], image)  # noqa: PTH122
     if listed is None:
@@ -235,9 +236,8 @@ def read_files(
     for file in files:
         faults = part.counts["faults"]
         try:
-            labels = parse_xml(file, known, part)
-            image = find_image(file, split, labels.file_name, fix, part)
-            size = labels.size
+            file_name, size, boxes = parse_xml(file, known, part)
+            image = find_image(file, split, file_name, fix, part)
             if 0 in size:
                 size = displayed_size(*read_photo(split.images / image))
                 part.counts["sizes"] += 1
@@ -247,8 +247,8 @@ def read_files(
             else:
                 part.add_fault(fault)
             continue
-        if part.counts["faults"] == faults or labels.boxes:
-            part.add(image, size, labels.boxes)
+        if part.counts["faults"] == faults or boxes:
+            part.add(image, size, boxes)
     return part.finish()
 
 
@@ -285,23 +285,16 @@ def find_image(file: Path, split: VocSplit, file_name: str, fix: str, part: Labe
     )
 
 
-@dataclass
-class XmlLabels:
-    """The content of an XML file; a side of 0 is not known."""
-
-    file_name: str
-    size: tuple[int, int]
-    boxes: list[Box]
-
-
 Fields = dict[str, tuple[str, int]]  # text and line by path, such as `bndbox.xmin`
 
 
-def parse_xml(file: Path, listed: Collection[str] | None, part: LabelPart) -> XmlLabels:
-    """Return the labels of an XML file, and add the faults of its objects to a part.
+def parse_xml(
+    file: Path, listed: Collection[str] | None, part: LabelPart
+) -> tuple[str, tuple[int, int], list[Box]]:
+    """Return file name, size and boxes of an XML file, and add its objects' faults to a part.
 
-    `listed` are the classes of the data set's list. Raises InputError with line and field for a
-    fault of the file itself.
+    A side of 0 is not known. `listed` are the classes of the data set's list. Raises InputError
+    with line and field for a fault of the file itself.
     """
     with or_unreadable(file):
         content = read_bytes(file, most_bytes=MOST_BYTES)
@@ -324,7 +317,7 @@ def parse_xml(file: Path, listed: Collection[str] | None, part: LabelPart) -> Xm
             boxes.append(parse_object(file, fields, where, size, listed=listed, part=part))
         except InputError as fault:
             part.add_fault(fault)
-    return XmlLabels(reader.image.get("filename", ("", 0))[0], size, boxes)
+    return reader.image.get("filename", ("", 0))[0], size, boxes
 
 
 def read_xml(file: Path, content: bytes, part: LabelPart) -> "XmlReader":

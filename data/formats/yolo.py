@@ -25,7 +25,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.files import read_bytes
-from common.walk import OUTSIDE, LeftOut, Reach, walk_files, walk_folders
+from common.walk import OUTSIDE, LeftOut, Reach, walk_folders
 from common.yaml_text import read_yaml
 from data.annotations import SLACK, Annotations, spellings
 from data.decoding import AS_STORED, SUFFIXES, displayed_size, read_photo
@@ -48,6 +48,7 @@ from data.formats.labels import (
     read_list,
     require_distinct,
 )
+from data.packed import list_images
 
 NAME_FILES = ("classes.txt", "obj.names")
 POLYGON = 7  # numbers of a triangle's line, the shortest polygon
@@ -99,7 +100,7 @@ def read_splits(
     read, counts = [], Counter[str]()
     for name, entries in found.splits.items():
         left_out = LeftOut()
-        folder, files, listed = list_images(
+        folder, files, listed = images_of_split(
             entries, found.reach, left_out, skip_missing_images=options.skip_missing_images
         )
         if not files:
@@ -278,18 +279,18 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
     raise InputError(f"{file}: {key}: {quoted(entry)} does not exist; looked for {looked_for}")
 
 
-def list_images(
+def images_of_split(
     entries: Sequence[Path], reach: Reach, left_out: LeftOut, *, skip_missing_images: bool
 ) -> tuple[Path, list[str], Counter[str]]:
     """Return a folder, images relative to it, and how many paths are `missing`, `shortened`."""
     if len(entries) == 1 and entries[0].is_dir():
-        names = list(walk_files(entries[0], reach, left_out, suffixes=SUFFIXES))
+        names = list(list_images(entries[0], reach, left_out, suffixes=SUFFIXES))
         return entries[0], names, Counter()
     paths: list[str] = []
     counts: Counter[str] = Counter()
     for entry in entries:
         if entry.is_dir():
-            below = walk_files(entry, reach, left_out, suffixes=SUFFIXES)
+            below = list_images(entry, reach, left_out, suffixes=SUFFIXES)
             paths += [str(entry / name) for name in below]
             continue
         for line, path, is_shortened in images_of_list(entry, reach):

@@ -21,15 +21,14 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from common.console import Advance
+from common.console import Advance, ignore_progress
 from common.errors import InputError, require_few_classes
 from common.files import open_regular, or_unreadable
-from data.formats.labels import named_classes, nearest_name
+from data.annotations import SLACK
+from data.formats.labels import named_classes, nearest_name, quoted
 
 CORNERS = ("XMin", "YMin", "XMax", "YMax")
 FLAGS = ("IsOccluded", "IsInside", "IsDepiction", "IsTruncated", "IsGroupOf")
-SLACK = 0.01
-"""How far outside the image a corner may be: rounding stays below, pixels are far above."""
 CHARACTERS_AT_ONCE = 4_000_000  # larger chunks are no faster, and take more memory
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
 
@@ -64,10 +63,6 @@ class ClassList(NamedTuple):
     names: tuple[str, ...]  # display names; the position is the category id
     index_of_label: dict[str, int]
     """For every LabelName (`/m/011k07`) of OpenImages its position in `names`, or `NOT_CHOSEN`"""
-
-
-def ignore_progress(done: int, note: str) -> None:
-    """Show no progress."""
 
 
 def read_boxes(path: Path, class_list: ClassList, *, advance: Advance = ignore_progress) -> Boxes:
@@ -360,8 +355,7 @@ def column_positions(columns: Sequence[str], *, header: Sequence[str], file: Pat
 
 def refuse(file: Path, line: int, column: str, *, expected: str, found: str) -> NoReturn:
     """Raise InputError about one field; `line` counts from 1."""
-    text = found if len(found) <= 60 else f"{found[:57]}..."
-    raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {text!r}")
+    raise InputError(f"{file}: line {line}: {column}: expected {expected}, found {quoted(found)}")
 
 
 def refuse_empty(file: Path) -> NoReturn:

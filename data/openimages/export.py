@@ -27,7 +27,7 @@ from common.files import (
     write_parts,
 )
 from data.decoding import read_photo
-from data.json_lists import list_parts
+from data.json_lists import entries_of, list_parts, slices
 from data.openimages.boxes import (
     FLAGS,
     IMAGE_ID,
@@ -44,7 +44,6 @@ FILES_AT_ONCE = 256  # for one process: a hundredth of a second's work, more fro
 PROCESSES_PER_CORE = 2
 """While one waits for the disk another parses. Threads slow each other down: two took 50 µs a
 file, one 37, two processes 21."""
-ENTRIES_AT_ONCE = 10_000
 GROUP = 1 << FLAGS.index("IsGroupOf")
 FLAG_FIELDS = tuple(
     {name: bool(flags >> bit & 1) for bit, name in enumerate(FLAGS)} for flags in range(32)
@@ -147,20 +146,17 @@ def head_of(names: Sequence[str], *, source: str) -> dict[str, Any]:
 
 
 def _images(image_ids: NDArray[np.uint64], sizes: NDArray[np.int32]) -> Blocks:
-    for start in range(0, len(image_ids), ENTRIES_AT_ONCE):
-        block = slice(start, start + ENTRIES_AT_ONCE)
-        entries = zip(image_id_texts(image_ids[block]), sizes[block].tolist(), strict=True)
-        yield [
-            {
-                "id": number,
-                "file_name": f"{text}{SUFFIX}",
-                "height": height,
-                "width": width,
-                "license": None,
-                "coco_url": None,
-            }
-            for number, (text, (width, height)) in enumerate(entries, start=start + 1)
-        ]
+    for rows in slices(len(image_ids)):
+        names = [f"{text}{SUFFIX}" for text in image_id_texts(image_ids[rows])]
+        widths, heights = sizes[rows].T.tolist()
+        yield entries_of(
+            id=range(rows.start + 1, rows.start + 1 + len(names)),
+            file_name=names,
+            height=heights,
+            width=widths,
+            license=[None] * len(names),
+            coco_url=[None] * len(names),
+        )
 
 
 def _annotations(
@@ -170,36 +166,24 @@ def _annotations(
     sizes: NDArray[np.int32],
     advance: Advance,
 ) -> Blocks:
-    for start in range(0, len(rows), ENTRIES_AT_ONCE):
-        block = rows[start : start + ENTRIES_AT_ONCE]
-        images, corners = image_of_box[block], boxes.corners[block]
-        sides = sizes[images]
+    for block in slices(len(rows)):
+        of_block = rows[block]
+        images, corners = image_of_box[of_block], boxes.corners[of_block]
+        sides, flags = sizes[images], boxes.flags[of_block].tolist()
         # FiftyOne's arithmetic, to the last bit: the difference first, then times the side.
         bboxes = np.concatenate(
             [corners[:, :2] * sides, (corners[:, 2:] - corners[:, :2]) * sides], axis=1
         )
-        columns = (
-            (images + 1).tolist(),
-            boxes.class_indices[block].tolist(),
-            bboxes.tolist(),
-            (bboxes[:, 2] * bboxes[:, 3]).tolist(),
-            boxes.flags[block].tolist(),
+        entries = entries_of(
+            id=range(block.start + 1, block.start + 1 + len(of_block)),
+            image_id=(images + 1).tolist(),
+            category_id=boxes.class_indices[of_block].tolist(),
+            bbox=bboxes.tolist(),
+            area=(bboxes[:, 2] * bboxes[:, 3]).tolist(),
+            iscrowd=[int(bits & GROUP != 0) for bits in flags],
         )
-        yield [
-            {
-                "id": number,
-                "image_id": image_id,
-                "category_id": class_index,
-                "bbox": bbox,
-                "area": area,
-                "iscrowd": int(flags & GROUP != 0),
-                **FLAG_FIELDS[flags],
-            }
-            for number, (image_id, class_index, bbox, area, flags) in enumerate(
-                zip(*columns, strict=True), start=start + 1
-            )
-        ]
-        advance(start + len(block), "")
+        yield [entry | FLAG_FIELDS[bits] for entry, bits in zip(entries, flags, strict=True)]
+        advance(block.start + len(of_block), "")
 
 
 def list_images(folder: Path) -> NDArray[np.uint64]:

@@ -133,7 +133,7 @@ def open_entries(path: Path, findings: Findings, *, console: Console) -> Entries
     if not path.is_dir():
         size = path.stat().st_size
         with progress_in_bytes(console, f"reading {path.name}", total=size) as advance:
-            return read_entries(path, findings, advance=lambda done: advance(done, ""))
+            return read_entries(path, findings, advance=advance)
     try:
         entries = entries_of_index(find_or_make_index(path).annotations)
     except InputError as error:

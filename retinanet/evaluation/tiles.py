@@ -23,7 +23,7 @@ from torchvision.ops import batched_nms
 
 from common.console import progress
 from data.dataset import DetectionDataset, read_pixels
-from data.tiling import Tile, Tiling
+from data.tiling import Tiling, Window
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.model.postprocess import NMS_IOU
 
@@ -54,7 +54,7 @@ def detect_in_tiles(
     height, width = pixels.shape[:2]
     views = tiling.tiles((height, width))
     if len(views) > 1:
-        views.append(Tile(0, 0, width, height))
+        views.append(Window(0, 0, width, height))
     found: list[ImageDetections] = []
     for start in range(0, len(views), batch_size):
         batch = views[start : start + batch_size]
@@ -96,7 +96,7 @@ class Views:
     """[N, 4] of the views; infinitely far away where they are the picture's: nothing is beyond"""
 
 
-def merge_tiles(views: Sequence[Tile], found: Sequence[ImageDetections]) -> ImageDetections:
+def merge_tiles(views: Sequence[Window], found: Sequence[ImageDetections]) -> ImageDetections:
     """Return one list of boxes, best first, of the detections in each view of a picture.
 
     The last view is the whole picture; boxes are in pixels of their views.

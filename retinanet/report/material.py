@@ -5,7 +5,7 @@ have the mAP that the run recorded; otherwise the detector runs on all images.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from common.console import print_line, progress_in_bytes
+from common.console import Advance, print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import open_regular, or_unreadable, read_json_lines
 from data.annotations import Annotations, ClassMap, TrainingRules, positions_in
@@ -262,9 +262,7 @@ def kept_evaluation(
     total = file.stat().st_size
     try:
         with progress_in_bytes(console, f"reading {file.name}", total=total) as advance:
-            detections = read_detections(
-                file, dataset.annotations, advance=lambda done: advance(done, "")
-            )
+            detections = read_detections(file, dataset.annotations, advance=advance)
     except InputError as error:
         problem = str(error)
     else:
@@ -278,9 +276,7 @@ def kept_evaluation(
     return None
 
 
-def read_detections(
-    file: Path, annotations: Annotations, *, advance: Callable[[int], None]
-) -> SplitDetections:
+def read_detections(file: Path, annotations: Annotations, *, advance: Advance) -> SplitDetections:
     """Read detections in COCO's result format, in parts.
 
     Raises:

@@ -134,7 +134,7 @@ TABLE = Table(
 
 
 def lines(table: Table, **options: bool) -> list[str]:
-    console = make_console(width=80)
+    console = make_console(pipe_width=80)
     with console.capture() as capture:
         console.print(table.for_console(**options))  # type: ignore[arg-type]
     return [line.rstrip() for line in capture.get().splitlines()]

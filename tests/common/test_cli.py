@@ -194,15 +194,9 @@ ASCII = {"PYTHONIOENCODING": "ascii"}
 )
 @pytest.mark.slow
 def test_commands_print_any_character_as_ascii(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        cwd=REPOSITORY,
-        env={**os.environ, **ASCII},
-        capture_output=True,
-        check=False,
-    )
-    assert b"Traceback" not in done.stderr and b"UnicodeEncodeError" not in done.stderr
-    assert done.returncode == 0 or b"--cpus" in done.stderr, done.stderr
+    done = run_program(sys.executable, *command.split(), env={**os.environ, **ASCII})
+    assert "Traceback" not in done.stderr and "UnicodeEncodeError" not in done.stderr
+    assert done.returncode == 0 or "--cpus" in done.stderr, done.stderr
     assert (done.stdout + done.stderr).isascii()
 
 
@@ -248,11 +242,8 @@ def test_silenced_ranks_print_any_character() -> None:
         "with silenced(io.StringIO()):\n"
         "    print('\\u00d7 \\udcff')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", program],
-        cwd=REPOSITORY,
-        env={**os.environ, **ASCII, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        check=False,
+    variables = ASCII | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    done = run_program(
+        sys.executable, "-X", "utf8=0", "-c", program, env={**os.environ, **variables}
     )
     assert done.returncode == 0, done.stderr

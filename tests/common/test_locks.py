@@ -12,6 +12,7 @@ import pytest
 
 from common.errors import InputError
 from common.locks import FileLock, LockHeldError, has_locks, is_locked, one_process_at_a_time
+from tests.support.commands import start_program
 from tests.support.without_locks import built_library, without_locks
 
 HOLD = """
@@ -40,14 +41,8 @@ def hold(tmp_path: Path) -> Iterator[Hold]:
     started: list[Process] = []
 
     def start(environment: dict[str, str] | None = None) -> Process:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(tmp_path / ".lock")],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = (sys.executable, "-c", HOLD, tmp_path / ".lock")
+        process = start_program(*command, env=environment, stdin=subprocess.PIPE)
         started.append(process)
         return process
 

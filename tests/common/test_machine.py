@@ -43,16 +43,10 @@ V1 = "jscvt fcma sha3 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm dcpodp 
 SKYLAKE = "fpu sse2 ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt xsave avx f16c lahf_lm abm bmi1 avx2"
 SKYLAKE += " bmi2 erms avx512f avx512dq clflushopt avx512cd avx512bw avx512vl xsaveopt xsavec"
 PROCESSORS = {
-    "AWS Graviton 2": (
-        "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {}\n",
-        f"{N1} asimddp ssbs",
-    ),
     "AWS Graviton 3": (
         "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: {}\nCPU implementer\t: 0x41\n",
         f"{N1} {V1} i8mm bf16 dgh rng",
     ),
-    "Apple M2": ("processor\t: 0\nFeatures\t: {}\n", f"{N1} jscvt fcma sha3 ecv bf16 i8mm bti"),
-    "Core i7": ("model name\t: 12th Gen Intel(R) Core(TM)\nflags\t\t: {}\n", "fma avx2 avx_vnni"),
     "Cascade Lake": ("vendor_id\t: GenuineIntel\nflags\t\t: {}\n", f"{SKYLAKE} avx512_vnni"),
     "Zen 4": ("vendor_id\t: AuthenticAMD\nflags\t\t: {}\n", f"{SKYLAKE} avx512_vnni avx512_bf16"),
     "Sapphire Rapids": (

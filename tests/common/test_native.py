@@ -30,11 +30,10 @@ from common.native import (
     tell_once,
     usable_instruction_sets,
 )
-from tests.support.commands import write_program
+from tests.support.commands import run_program, start_program, write_program
 from tests.support.processes import wait_until_ended
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 SQUARES = """
 extern "C" int threads_used(int threads) {
@@ -257,12 +256,11 @@ def test_library_of_this_user_is_taken(source: Path, planted: Path) -> None:
     assert finished_build(source) == (0, "ran\n666\n", "")
 
 
-@pytest.mark.parametrize(("level", "mode"), [(0, 0o777), (1, 0o777), (1, 0o707)])
 def test_library_in_a_folder_that_others_can_write_is_not_loaded(
-    level: int, mode: int, source: Path, planted: Path, tmp_path: Path
+    source: Path, planted: Path, tmp_path: Path
 ) -> None:
-    folder = planted.parents[level]
-    folder.chmod(mode)
+    folder = planted.parents[1]
+    folder.chmod(0o707)
     status, output, errors = finished_build(source)
     temporary = tmp_path / "temporary" / f"retinanet-cpu-{os.geteuid()}"
     assert (status, output) == (0, "1\n")
@@ -283,12 +281,9 @@ OTHER_USER = 54_321
 
 
 @needs_root
-@pytest.mark.parametrize("part", ["library", "folder", "all"])
+@pytest.mark.parametrize("part", ["library", "folder"])
 def test_library_of_another_user_is_not_loaded(part: str, source: Path, planted: Path) -> None:
-    if part != "folder":
-        os.chown(planted, OTHER_USER, OTHER_USER)
-    if part != "library":
-        os.chown(planted.parent, OTHER_USER, OTHER_USER)
+    os.chown(planted if part == "library" else planted.parent, OTHER_USER, OTHER_USER)
     status, output, errors = finished_build(source)
     assert (status, output) == (0, "1\n")
     assert f"belongs to user {OTHER_USER}" in errors and errors.count("\n") == 1
@@ -375,11 +370,8 @@ def test_unprivileged_user_loads_what_root_compiled_ahead(monkeypatch: pytest.Mo
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o777])
-def test_mode_of_what_is_stored_does_not_depend_on_the_umask(
-    umask: int, source: Path, cache: Path
-) -> None:
-    before = os.umask(umask)
+def test_mode_of_what_is_stored_does_not_depend_on_the_umask(source: Path, cache: Path) -> None:
+    before = os.umask(0o777)
     try:
         load_library(source)
     finally:
@@ -387,18 +379,6 @@ def test_mode_of_what_is_stored_does_not_depend_on_the_umask(
     (library,) = cache.glob("*.so")
     assert library.stat().st_mode == 0o100600
     assert {folder.stat().st_mode for folder in (cache, cache.parent)} == {0o40700}
-
-
-def test_relative_cache_home_is_ignored(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    assert load_library(source).threads_used(1) == 1
-    assert not list((tmp_path / "here").iterdir())
-    assert len(list((tmp_path / "home/.cache/retinanet-cpu").glob("*.so"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -456,26 +436,14 @@ print(load_library(Path(sys.argv[1])).threads_used(1))
 
 
 def start_build(source: Path, compiler: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
-        cwd=REPOSITORY,
-        env={**os.environ, "CXX": compiler},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = (sys.executable, "-c", BUILD_WITHOUT_TORCH, source)
+    return start_program(*command, env={**os.environ, "CXX": compiler})
 
 
 def finished_build(source: Path, **environment: str) -> tuple[int, str, str]:
     """Load in a process of its own; return its status, output and errors."""
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD_WITHOUT_TORCH, str(source)],
-        cwd=REPOSITORY,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = (sys.executable, "-c", BUILD_WITHOUT_TORCH, source)
+    done = run_program(*command, timeout=60, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -30,7 +30,6 @@ from data.augmentation import (
     JITTER,
     Augmentation,
     View,
-    Window,
     distort,
     view_boxes,
     whole_view,
@@ -39,6 +38,7 @@ from data.augmentation import (
 from data.coco_json import read_annotations
 from data.dataset import Batch, DetectionDataset, SampleKey
 from data.loader import DetectionLoader, TrainingBatches
+from data.tiling import Window
 from data.transforms import PADDING
 from retinanet.training.train_state import seed_everything
 from tests.data.samples import one_box_dataset, write_json
@@ -391,11 +391,9 @@ def loaded(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resize", BOTH)
-@pytest.mark.parametrize("names", [*((name,) for name in AUGMENTATIONS), EVERYTHING])
-def test_workers_ranks_and_resumption_see_the_same_images(
-    tmp_path: Path, names: tuple[str, ...], resize: Resize
-) -> None:
-    dataset = one_box_dataset(tmp_path, images=16, train=True, augmentation=names, resize=resize)
+def test_workers_ranks_and_resumption_see_the_same_images(tmp_path: Path, resize: Resize) -> None:
+    options: dict[str, Any] = {"augmentation": EVERYTHING, "resize": resize}
+    dataset = one_box_dataset(tmp_path, images=16, train=True, **options)
     here = loaded(dataset, workers=0)
     assert len(here) == 4
     images = torch.cat([batch.images for batch in here])

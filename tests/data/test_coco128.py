@@ -6,18 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 from pycocotools.coco import COCO
-from torch.nn import functional as F
-from torchvision.transforms.functional import to_tensor
 
 from data.annotations import Annotations, ClassMap, TrainingRules
 from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
-from data.decoding import decode_image, installed_decoders
 from data.loader import evaluation_loader
-from data.transforms import resize_image
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco128"
 JSON, PHOTOS = ROOT / "annotations" / "instances_train2017.json", ROOT / "train2017"
@@ -78,24 +72,3 @@ def test_samples_of_all_photos(annotations: Annotations) -> None:
             np.testing.assert_allclose(original, annotations.boxes[rows], rtol=0, atol=2e-2)
             total += len(target["labels"])
     assert total == 929
-
-
-def test_every_decoder_gives_the_same_pixels() -> None:
-    decoders = installed_decoders()
-    assert len(decoders) >= 3
-    for photo in PHOTO_FILES[::4]:
-        pillow = decode_image(photo, decoder="pillow")
-        for decoder in decoders:
-            assert np.array_equal(decode_image(photo, decoder=decoder), pillow), (photo, decoder)
-
-
-@pytest.mark.parametrize("size", [320, 800])
-def test_resized_levels_are_within_one_of_the_references(size: int) -> None:
-    for photo in PHOTO_FILES[::32]:
-        with Image.open(photo) as image:
-            exact = to_tensor(image.convert("RGB"))[None]
-        reference = F.interpolate(exact, size=(size, size), mode="bilinear", align_corners=False)
-        levels = (reference[0] * 255).round().int()
-        resized = resize_image(decode_image(photo), (size, size))
-        assert resized.dtype == torch.uint8
-        assert (resized - levels).abs().max() <= 1, photo

@@ -226,7 +226,7 @@ def path(tmp_path: Path) -> Path:
 def read_lists(path: Path, text: str) -> dict[str, list[Any]]:
     path.write_bytes(text.encode(errors="surrogateescape"))
     lists: dict[str, list[Any]] = {}
-    for name, entries in stream_lists(path, NAMES, advance=lambda done: None):
+    for name, entries in stream_lists(path, NAMES):
         lists.setdefault(name, []).extend(entries)
     return lists
 
@@ -308,6 +308,6 @@ def test_nan_and_infinity_are_read(path: Path) -> None:
 def test_progress_ends_at_the_file_size(path: Path) -> None:
     write_json(path, stream_content())
     seen: list[int] = []
-    for _ in stream_lists(path, NAMES, advance=seen.append):
+    for _ in stream_lists(path, NAMES, advance=lambda done, _: seen.append(done)):
         pass
     assert seen == sorted(seen) and seen[-1] == path.stat().st_size

@@ -19,6 +19,7 @@ from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.index import find_or_make_index, open_annotations, open_index, write_index
 from tests.data.samples import assert_same_annotations, random_content, write_json
+from tests.support.commands import start_program
 
 
 def random_annotations(folder: Path, *, images: int = 30, boxes: int = 200) -> Annotations:
@@ -90,9 +91,6 @@ def test_images_without_boxes_at_the_end_do_not_hide_the_last_objects(tmp_path: 
         box_is_crowd=np.array([True, False]),
     )
     assert annotations.images_with_objects().tolist() == [0]
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def labels(folder: Path, *, boxes: int = 50) -> Path:
@@ -264,8 +262,7 @@ print(len(data.index.open_annotations(Path(sys.argv[1])).boxes))
 
 
 def start_to_open(path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", OPEN, str(path)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return start_program(sys.executable, "-c", OPEN, path)
 
 
 @pytest.mark.slow

@@ -16,20 +16,25 @@ import torch
 from PIL import Image
 
 import data.pack
+from common.errors import InputError
 from common.walk import LeftOut, Reach
 from data.__main__ import main
 from data.annotations import Split, TrainingRules
 from data.dataset import DetectionData, SampleKey, open_data
 from data.loader import DetectionLoader, TrainingBatches
 from data.packed import INDEX, is_image_file, list_images, open_image_file
-from data.synthetic import make_synthetic_data
 from profiling.bench.data_bench import photos_in
 from retinanet.predict.search import find_sources
 from tests.data.download.samples import tree
+from tests.data.formats.written import (
+    random_annotations,
+    write_data_yaml,
+    write_photos,
+    write_voc,
+    write_yolo,
+)
 from tests.data.samples import write_json
-from tests.launch.ranks import TrainHere
 from tests.support.commands import RunHere, error_line, error_message, run_program
-from tests.support.training_runs import assert_same_end, cut_back
 
 NAMES = [
     *(f"{index}.png" for index in range(6)),
@@ -150,6 +155,12 @@ def test_interrupted_packing_continues(images: Path, tmp_path: Path, run_here: R
     command = (main, "pack", images, "--out", out, "--per-tar", "4", *options)
     line = error_line(run_here(*command))
     assert line == f"error: {images / NAMES[-1]}: cannot be read: Is a directory"
+    half = shutil.copytree(out, tmp_path / "half")
+    problem = "no such image file; packing was interrupted: run `retinanet data pack"
+    for limit in (None, 9):
+        with pytest.raises(InputError) as caught:
+            opened(images, half, bad_image_limit=limit).train.read(SampleKey(0, 0))
+        assert str(caught.value) == f"{half / NAMES[0]}: {problem} IMAGES --out {half}` again"
     finished = {file.name: file.stat() for file in out.iterdir()}
     assert sorted(finished) == ["images-00000.tar", "images-00001.tar"]
     # What a killed process leaves.
@@ -405,28 +416,23 @@ def test_commands_find_and_read_packed_images(
     assert [source.file for source in sources] == expected
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive  # the batches are equal: see above
-def test_run_continues_with_packed_images(
-    tmp_path: Path, run_here: RunHere, train_here: TrainHere
+@pytest.mark.parametrize("name", ["yolo", "voc"])
+def test_labels_of_packed_images_are_converted(
+    tmp_path: Path, run_here: RunHere, name: str
 ) -> None:
-    """A run that was killed in an epoch ends with the packed images as it does with the folder."""
-    make_synthetic_data(tmp_path / "s", seed=0, train=8, validation=2)
-    settings = [
-        *("--config", "demo.yaml", "data.scenes=null", f"data.root={tmp_path / 's'}"),
-        *("data.image_size=64", "training.batch_size=2", "training.max_steps=3"),
-        *("checkpoint.every=1 steps", "evaluation.pictures=0", "engine.precision=float32"),
-        *("checkpoint.keep=3", "model.norm=batch", "evaluation.every=2", f"run.root={tmp_path}"),
-    ]
-    done = train_here(*settings, "run.name=whole")
-    assert done.code == 0, done.errors
-    cut_back(tmp_path / "whole", tmp_path / "resumed", step=1)
-    options = []
-    for split in ("train", "validation"):
-        folder = tmp_path / "s" / split / "data"
-        out = packed(run_here, folder, tmp_path / f"packed-{split}")
-        shutil.rmtree(folder)
-        options += [f"data.{split}_images={out}"]
-    done = train_here(*settings, "run.name=resumed", "--resume", *options)
-    assert done.code == 0, done.errors
-    assert_same_end(tmp_path / "whole", tmp_path / "resumed", step=3)
+    labels, found = random_annotations(images=6, boxes=12), []
+    images = {"yolo": "images/train", "voc": "JPEGImages"}[name]
+    for kind in ("plain", "packed"):
+        source, out = tmp_path / kind, tmp_path / f"out-{kind}"
+        write_photos(photos := tmp_path / f"photos-{kind}", labels)
+        (source / images).parent.mkdir(parents=True)
+        photos.rename(source / images) if kind == "plain" else packed(
+            run_here, photos, source / images
+        )
+        write = {"yolo": write_yolo, "voc": write_voc}[name]
+        write(source, labels)
+        write_data_yaml(source, labels.category_names, train=images)
+        done = run_here(main, "convert", source, "--from", name, "--out", out, "--copy-images")
+        assert done.returncode == 0, done.stderr
+        found.append((json.loads((out / "train.json").read_text()), tree(out / "images")))
+    assert found[0] == found[1] and len(found[0][1]) == 6

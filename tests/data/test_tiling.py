@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
-from data.tiling import Tile, TileOptions, Tiling
+from data.tiling import TileOptions, Tiling, Window
 
 
 def random_cases(count: int) -> list[tuple[Tiling, tuple[int, int]]]:
@@ -20,7 +20,7 @@ def random_cases(count: int) -> list[tuple[Tiling, tuple[int, int]]]:
 
 def test_tiles_by_hand() -> None:
     tiles = Tiling(100, 0.2).tiles((100, 260))
-    assert tiles == [Tile(0, 0, 100, 100), Tile(80, 0, 180, 100), Tile(160, 0, 260, 100)]
+    assert tiles == [Window(0, 0, 100, 100), Window(80, 0, 180, 100), Window(160, 0, 260, 100)]
     # One pixel more needs one tile more, and all move together.
     assert [tile.left for tile in Tiling(100, 0.2).tiles((100, 261))] == [0, 54, 107, 161]
     assert [tile.top for tile in Tiling(100, 0).tiles((200, 50))] == [0, 100]
@@ -29,7 +29,7 @@ def test_tiles_by_hand() -> None:
 
 def test_a_picture_no_larger_than_a_tile_is_one_tile() -> None:
     for size in ((1, 1), (640, 640), (640, 3)):
-        assert Tiling(640).tiles(size) == [Tile(0, 0, size[1], size[0])]
+        assert Tiling(640).tiles(size) == [Window(0, 0, size[1], size[0])]
 
 
 @pytest.mark.parametrize("tiling, size", random_cases(60))

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.detection.transform import resize_boxes
 from torchvision.transforms import functional as torchvision_functional
@@ -41,28 +40,6 @@ def test_resize_uses_no_antialiasing() -> None:
         image[row::4, column::4] = 0
     resized = resize_image(image, (16, 16))
     assert resized.max() == 0 and resized.stride() == (1, 48, 3)
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "box"),
-    [(100, 200, (40, 20, 120, 70)), (60, 30, (3, 12, 27, 54)), (128, 128, (0, 0, 64, 128))],
-)
-def test_boxes_are_scaled_like_the_pixels(
-    height: int, width: int, box: tuple[int, int, int, int]
-) -> None:
-    image = np.zeros((height, width, 3), dtype=np.uint8)
-    image[box[1] : box[3], box[0] : box[2]] = 255
-    boxes = scale_boxes(torch.tensor([box]).double(), original_size=(height, width), size=(96, 96))
-    x1, y1, x2, y2 = painted(resize_image(image, (96, 96)))
-    assert boxes[0].tolist() == pytest.approx([x1, y1, x2, y2], abs=1)
-    mirrored, mirrored_boxes = flip(resize_image(image, (96, 96)), boxes)
-    assert mirrored_boxes[0].tolist() == pytest.approx(painted(mirrored), abs=1)
-
-
-def painted(image: Tensor) -> list[int]:
-    rows, columns = (image[0] > 127).any(dim=1).nonzero(), (image[0] > 127).any(dim=0).nonzero()
-    edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
-    return [int(edge) for edge in edges]
 
 
 def test_boxes_are_scaled_by_each_sides_ratio() -> None:

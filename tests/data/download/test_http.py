@@ -4,6 +4,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Client:
         self.retries: list[tuple[str, float]] = []
 
     def get(self, path: Path, check: Check, *, url: str, attempts: int, **options: Any) -> int:
-        http_options = self.connection.options._replace(attempts=attempts)
+        http_options = replace(self.connection.options, attempts=attempts)
         return fetch(
             self.url + url,
             path,

@@ -14,19 +14,19 @@ from typing import Any, TextIO
 import pytest
 from rich.console import Console
 
-import data.download.images
+import common.console
+from common.console import Rate
 from common.errors import InputError
+from common.locks import locked_folder
+from common.outputs import check_space
 from data.download.datasets import check_zip
 from data.download.http import FetchError, HttpOptions
 from data.download.images import (
     FAILURES_IN_A_ROW,
     MISSING_LIST,
     Images,
-    Rate,
-    check_space,
     fetch_file,
     fetch_images,
-    locked_folder,
     tidy,
     write_missing_list,
 )
@@ -133,7 +133,7 @@ def test_progress_bar(tmp_path: Path, zip_server: Server) -> None:
 def test_rate_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(data.download.images, "time", clock)
+    monkeypatch.setattr(common.console, "time", clock)
     rate = Rate()
     for seconds, bytes_so_far, shown in (
         (0, 50_000_000, "0.0 MB/s"),  # earlier bytes do not count

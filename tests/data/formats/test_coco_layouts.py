@@ -12,15 +12,13 @@ from rich.console import Console
 
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco, split_of
-from data.formats.labels import LabelledSplit, LabelOptions, merge_classes, select_classes
+from data.formats.labels import merge_classes, select_classes
+from tests.data.formats.written import reading
 from tests.data.samples import write_json
 from tests.data.verify.small_set import small_content, write_split
 from tests.support.commands import error_message
 
-
-def read(source: Path, **options: Any) -> list[LabelledSplit]:
-    console = options.pop("console", Console(file=io.StringIO()))
-    return read_coco(LabelOptions(source=source, **options), lambda names, read: None, console)
+read = reading(read_coco)
 
 
 def place(folder: Path, labels: str, images: str, *, prefix: str = "") -> None:

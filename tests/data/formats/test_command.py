@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -29,14 +29,12 @@ from retinanet.config_file import load_config
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
-    without_crowds,
     write_data_yaml,
     write_photos,
     write_voc,
     write_yolo,
 )
 from tests.data.samples import assert_same_annotations
-from tests.data.test_coco128 import JSON, PHOTOS
 from tests.support.commands import RunHere, error_line, start_program
 
 
@@ -310,43 +308,41 @@ def interrupt(*arguments: str | Path, when: Callable[[], bool]) -> subprocess.Po
     return process
 
 
-def large_set(folder: Path, *, images: int, boxes: int) -> Path:
-    """Write a YOLO data set with many images, links to one, and the same boxes for each."""
+def large_set(folder: Path, *, images: int) -> Path:
+    """Write a YOLO data set with many images, links to one, and a box for each."""
     photos, labels = folder / "images" / "train", folder / "labels" / "train"
     photos.mkdir(parents=True)
     labels.mkdir(parents=True)
     Image.new("RGB", (96, 64), (90, 120, 150)).save(folder / "photo.jpg")
     for row in range(images):
         (photos / f"{row:05}.jpg").symlink_to(folder / "photo.jpg")
-        (labels / f"{row:05}.txt").write_text("0 0.5 0.5 0.25 0.5\n" * boxes)
+        (labels / f"{row:05}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     return write_data_yaml(folder, NAMES, train="images/train")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("step", ["copy_files", "write_parts", "find_or_make_index"])
 @pytest.mark.parametrize("is_new", [False, True])
-def test_ctrl_c_while_annotations_are_written_leaves_nothing(tmp_path: Path, is_new: bool) -> None:
-    source, out = large_set(tmp_path / "set", images=4, boxes=75_000), tmp_path / "out"
+def test_interruption_after_a_step_leaves_nothing(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, step: str, *, is_new: bool
+) -> None:
+    source, out = yolo_set(tmp_path / "set", images=2, boxes=2), tmp_path / "new" / "out"
     if not is_new:
-        out.mkdir()
+        out.mkdir(parents=True)
+    original = getattr(data.formats.convert, step)
 
-    def is_being_written() -> bool:
-        return any(out.glob(".train.json.[0-9a-f]*.partial"))  # not that of the index
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        original(*arguments, **options)
+        raise KeyboardInterrupt
 
-    interrupt(source, "--from", "yolo", "--out", out, when=is_being_written)
-    assert not out.exists() if is_new else list(out.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_index_is_made_leaves_nothing(tmp_path: Path) -> None:
-    source, out = large_set(tmp_path / "set", images=4, boxes=75_000), tmp_path / "out"
-    out.mkdir()
-    interrupt(source, "--from", "yolo", "--out", out, when=(out / "train.json.index").exists)
-    assert list(out.iterdir()) == []
+    monkeypatch.setattr(data.formats.convert, step, interrupted)
+    done = run_here(main, "convert", source, "--from", "yolo", "--out", out, "--copy-images")
+    assert done.returncode == 130 and done.stderr == "interrupted\n"
+    assert not out.parent.exists() if is_new else list(out.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_images_are_copied_leaves_nothing(tmp_path: Path, run_here: RunHere) -> None:
-    source, out = large_set(tmp_path / "set", images=3_000, boxes=1), tmp_path / "out"
+    source, out = large_set(tmp_path / "set", images=1_000), tmp_path / "out"
     out.mkdir()
     copies = out / "images" / "train"
     arguments = (source, "--from", "yolo", "--out", out, "--copy-images")
@@ -360,7 +356,7 @@ def test_ctrl_c_while_images_are_copied_leaves_nothing(tmp_path: Path, run_here:
         "--overwrite",
         when=lambda: next(iter(before)).stat().st_ino != next(iter(before.values())),
     )
-    assert {file.name for file in copies.iterdir()} == {f"{row:05}.jpg" for row in range(3_000)}
+    assert {file.name for file in copies.iterdir()} == {f"{row:05}.jpg" for row in range(1_000)}
     assert {file.stat().st_size for file in copies.iterdir()} == {
         (tmp_path / "set" / "photo.jpg").stat().st_size
     }
@@ -460,46 +456,13 @@ def test_photos_that_a_tool_labels_as_stored_stay_so(tmp_path: Path, run_here: R
     assert not open_annotations(tmp_path / "out" / "all.json").is_displayed.any()
 
 
-def box_names(annotations: Annotations, rows: slice) -> list[str]:
-    ids = annotations.category_ids.tolist()
-    numbers = annotations.box_category_ids[rows].tolist()
-    return [annotations.category_names[ids.index(number)] for number in numbers]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not JSON.is_file(), reason=f"{JSON} is missing")
-@pytest.mark.parametrize("name", ["yolo", "voc", "coco"])
-def test_real_photos_boxes_survive_each_format(
-    tmp_path: Path, run_here: RunHere, name: str
-) -> None:
-    original = read_annotations(JSON)
-    expected = without_crowds(original) if name == "yolo" else original
-    source, out = tmp_path / "set", tmp_path / "out"
-    (source / "images").mkdir(parents=True)
-    images = source / {"yolo": "images/train", "voc": "JPEGImages", "coco": "photos"}[name]
-    images.symlink_to(PHOTOS)
-    if name == "yolo":
-        write_yolo(source, expected)
-        write_data_yaml(source, original.category_names, train="images/train")
-    elif name == "voc":
-        write_voc(source, expected)
-    else:
-        (source / "labels.train.json").symlink_to(JSON)
-    convert = (main, "convert", source, "--from", name, "--out", out)
-    assert "--allow-outside" in error_line(run_here(*convert))  # PHOTOS are not in the set
-    done = run_here(*convert, "--allow-outside")
-    assert done.returncode == 0, done.stderr
-    found = read_annotations(out / "train.json")
-    of_name = {file: row for row, file in enumerate(found.file_names)}
-    assert of_name.keys() == set(expected.file_names)
-    # YOLO's files have six digits of shares of 640 pixels; VOC's here six digits of pixels.
-    tolerance = {"yolo": 1e-3, "voc": 1e-3, "coco": 1e-9}[name]
-    for row, file in enumerate(expected.file_names):
-        a, b = found.box_slice(of_name[file]), expected.box_slice(row)
-        assert found.image_size(of_name[file]) == expected.image_size(row)
-        np.testing.assert_allclose(found.boxes[a], expected.boxes[b], rtol=0, atol=tolerance)
-        assert found.box_is_crowd[a].tolist() == expected.box_is_crowd[b].tolist()
-        assert box_names(found, a) == box_names(expected, b)
-    if name == "coco":
-        assert found.box_ids.tolist() == expected.box_ids.tolist()
-        np.testing.assert_allclose(found.box_areas, expected.box_areas)
+def test_every_column_is_written(tmp_path: Path) -> None:
+    labels, random = random_annotations(images=9, boxes=40), np.random.default_rng(1)
+    labels = replace(
+        labels, box_is_crowd=random.random(40) < 0.3, is_displayed=random.random(9) < 0.5,
+        box_areas=random.uniform(1, 9, 40), boxes=labels.boxes + random.uniform(0, 0.1, (40, 1)),
+    )  # fmt: skip
+    write_annotations(tmp_path / "a.json", labels, console=make_console(quiet=True))
+    found = read_annotations(tmp_path / "a.json")
+    np.testing.assert_allclose(found.boxes, labels.boxes, atol=1e-12)
+    assert_same_annotations(found, replace(labels, boxes=found.boxes))

@@ -5,21 +5,19 @@ import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
 from common.errors import InputError
-from data.formats.labels import LabelledSplit, LabelOptions, LabelPart
+from data.formats.labels import LabelPart
 from data.formats.voc import parse_xml, read_voc
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
+    reading,
     voc_object,
     voc_xml,
     write_photos,
@@ -34,10 +32,7 @@ ENTITIES = (
 )
 
 
-def read(source: Path, **options: Any) -> list[LabelledSplit]:
-    console = options.pop("console", Console(file=io.StringIO()))
-    given = LabelOptions(source=source, **options)
-    return read_voc(given, lambda names, read: None, console)
+read = reading(read_voc)
 
 
 def write_image(folder: Path, name: str, xml: str | None = None, *, labels: str = "") -> None:
@@ -378,34 +373,3 @@ def test_bad_labels_are_all_named_and_skipped_if_asked(tmp_path: Path) -> None:
     for name in "de":
         (tmp_path / f"{name}.xml").unlink()
     assert "b.xml" in error_message(read, tmp_path, skip_bad_labels=True)  # nothing would be left
-
-
-TAGS = ["annotation", "size", "width", "object", "name", "bndbox", "xmin"]
-fragments = st.sampled_from(
-    [
-        *(f"<{tag}>" for tag in TAGS),
-        *(f"</{tag}>" for tag in TAGS),
-        "64",
-        "&lt;",
-        "&a;",
-        "\x00",
-        "é",
-    ]
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(parts=st.lists(fragments, max_size=12))
-def test_any_text_is_labels_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
-) -> None:
-    file = tmp_path_factory.getbasetemp() / "any.xml"
-    file.write_text("".join(parts), encoding="utf-8")
-    part = LabelPart()
-    try:
-        labels = parse_xml(file, None, part)
-    except InputError as error:
-        part.add_fault(error)
-    else:
-        assert min(labels.size) >= 0
-    assert all(fault.startswith(f"{file}: ") for fault in part.faults)

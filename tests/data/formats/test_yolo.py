@@ -1,34 +1,26 @@
 """YOLO's data sets: layouts, lines, and the first faulty one."""
 
-import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 
 from common.errors import InputError
-from common.walk import Reach
-from data.formats.labels import LabelledSplit, LabelOptions
-from data.formats.yolo import FIELDS, YoloSet, box_of_shares, read_labels, read_yolo
+from data.formats.yolo import box_of_shares, read_yolo
 from tests.data.formats.written import (
     NAMES,
     random_annotations,
+    reading,
     write_data_yaml,
     write_photos,
     write_yolo,
 )
 from tests.support.commands import error_message
 
-
-def read(source: Path, **options: Any) -> list[LabelledSplit]:
-    console = options.pop("console", Console(file=io.StringIO()))
-    given = LabelOptions(source=source, **options)
-    return read_yolo(given, lambda names, read: None, console)
+read = reading(read_yolo)
 
 
 def small_set(folder: Path, text: str = "0 0.5 0.5 0.25 0.5\n", **splits: str) -> Path:
@@ -406,31 +398,6 @@ def test_box_has_the_centre_and_sides_of_its_line(
     width, height = size
     expected = [share * (width, height)[place % 2] for place, share in enumerate(shares)]
     assert np.allclose([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1], expected, atol=1e-6)
-
-
-token = st.one_of(st.floats().map(repr), st.integers(-3, 9).map(str), st.text(max_size=4))
-
-
-@settings(max_examples=200, deadline=None)
-@given(lines=st.lists(st.lists(token, max_size=9), max_size=3))
-def test_any_text_is_boxes_or_one_line_that_names_the_file(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]]
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "yolo-any"
-    folder.mkdir(exist_ok=True)
-    if not (folder / "a.png").exists():
-        Image.new("RGB", (64, 48)).save(folder / "a.png")
-    text = "\n".join(" ".join(line) for line in lines)
-    (folder / "a.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
-    labelled = YoloSet(folder / "classes.txt", {0: "cat"}, {}, 0, Reach.of(folder))
-    part = read_labels(folder, labelled, ["a.png"])
-    boxes = part.boxes["xyxy"]
-    if part.faults:
-        assert part.faults[0].startswith(str(folder / "a.txt"))
-    else:
-        assert part.images["boxes"].tolist() == [len(boxes)]
-    assert np.isfinite(boxes).all() and (boxes[:, 2:] >= boxes[:, :2]).all()
-    assert len(FIELDS) == 4
 
 
 def test_names_keep_their_indices(tmp_path: Path) -> None:

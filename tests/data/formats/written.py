@@ -1,13 +1,16 @@
 """Data sets in the formats of other programs, written from annotations in ours."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 from PIL import Image
+from rich.console import Console
 
 from data.annotations import Annotations, TextColumn
+from data.formats.labels import LabelledSplit, LabelOptions, Reader
 
 NAMES = ("Cat", "dog <small>", "Große Ente")
 
@@ -43,9 +46,14 @@ def random_annotations(
     )
 
 
-def without_crowds(annotations: Annotations) -> Annotations:
-    """Return the annotations without boxes of groups, which YOLO's format does not have."""
-    return annotations.select(boxes=~annotations.box_is_crowd)
+def reading(reader: Reader) -> Callable[..., list[LabelledSplit]]:
+    """Return a function that reads a source by a reader, with options, and perhaps a console."""
+
+    def read(source: Path, **options: Any) -> list[LabelledSplit]:
+        console = options.pop("console", Console(quiet=True))
+        return reader(LabelOptions(source=source, **options), lambda names, files: None, console)
+
+    return read
 
 
 def write_photos(folder: Path, annotations: Annotations) -> None:

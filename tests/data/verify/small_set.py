@@ -62,6 +62,15 @@ def write_splits(
     return write_config(folder, splits[0], splits[1], **data), *splits
 
 
+def both_splits(folder: Path) -> tuple[Split, Split]:
+    """Return the splits that `write_splits` wrote."""
+    train, validation = folder / "train", folder / "validation"
+    return (
+        Split(train / "labels.json", train / "images"),
+        Split(validation / "labels.json", validation / "images"),
+    )
+
+
 def write_config(folder: Path, train: Split, validation: Split, **data: object) -> Path:
     """Write a configuration with the two splits."""
     settings = {

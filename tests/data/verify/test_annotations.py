@@ -14,7 +14,7 @@ import torch
 
 import data.json_lists
 from common.errors import InputError
-from data.annotations import Resize, Split, TrainingRules
+from data.annotations import Resize, TrainingRules
 from data.augmentation import view_boxes, whole_view
 from data.coco_json import read_annotations
 from data.findings import KINDS
@@ -24,6 +24,7 @@ from data.verify.splits import rows_to_check
 from tests.data.verify.small_set import (
     IMAGES,
     Content,
+    both_splits,
     counts,
     entries,
     small_content,
@@ -118,6 +119,7 @@ STOPPING: list[tuple[str, Change, str]] = [
     ("box_not_finite", bbox([1, 2, INFINITE, 4]), BBOX),
     ("box_not_finite", bbox([1, 2, 10**400, 4]), BBOX),
     ("box_not_finite", bbox([1, 2, 2e9, 4]), BBOX),
+    ("box_not_finite", bbox([1e308, 0, 1e308, 1]), BBOX),
     ("box_negative_side", bbox([9, 9, -3, 4]), BBOX),
     ("area_invalid", put("annotations", 1, "area", "9"), "annotations[1].area"),
     ("area_invalid", put("annotations", 1, "area", -1), "annotations[1].area"),
@@ -201,11 +203,6 @@ def changed(*changes: Change) -> Content:
 def verify_annotations(folder: Path, content: object) -> tuple[int, Content]:
     config, *_ = write_splits(folder, content)
     return verify(config, no_images=True)
-
-
-def both_splits(folder: Path) -> list[Split]:
-    names = "train", "validation"
-    return [Split(folder / name / "labels.json", folder / name / "images") for name in names]
 
 
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:

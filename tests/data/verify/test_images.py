@@ -13,15 +13,16 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
-from data.annotations import Split, TrainingRules
+from data.annotations import TrainingRules
 from data.dataset import open_data
-from data.decoding import decode_annotated, decode_image, is_resized_copy
+from data.decoding import decode_annotated, decode_image
 from data.findings import KINDS
 from retinanet.training.data import BadImages
 from tests.data.verify.small_set import (
     HEIGHT,
     IMAGES,
     WIDTH,
+    both_splits,
     counts,
     entries,
     small_content,
@@ -109,14 +110,6 @@ ACCEPTED: list[tuple[Spoil, str | None]] = [
 ]
 
 
-def both_splits(folder: Path) -> tuple[Split, Split]:
-    train, validation = folder / "train", folder / "validation"
-    return (
-        Split(train / "labels.json", train / "images"),
-        Split(validation / "labels.json", validation / "images"),
-    )
-
-
 def trained(folder: Path, **options: Any) -> int:
     return train_on(*both_splits(folder), **options)
 
@@ -181,16 +174,6 @@ def test_unused_image_does_not_stop_training(tmp_path: Path) -> None:
     assert code == 1 and counts(report)["image_missing"] == 1
     with pytest.raises(InputError):
         trained(tmp_path)
-
-
-@pytest.mark.parametrize("size", [(24, 32), (48, 65), (50, 64), (64, 48)])
-def test_training_accepts_resized_copies_only(tmp_path: Path, size: tuple[int, int]) -> None:
-    write_splits(tmp_path)
-    pixels = np.zeros((*size, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "train" / "images" / "3.jpg")
-    is_copy = is_resized_copy(size, (HEIGHT, WIDTH))
-    with nullcontext() if is_copy else pytest.raises(InputError, match="the image is"):
-        assert trained(tmp_path) == 4 * IMAGES
 
 
 def test_findings_of_all_processes_are_in_order(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ from data.verify.annotations import check_boxes
 from data.verify.chart import draw_boxes_per_image, draw_ranks
 from data.verify.objects import (
     MARGIN,
-    SIZES,
     AnchorRule,
-    SizeProposal,
     describe_objects,
     format_proposal,
     propose_size,
@@ -210,20 +208,6 @@ def test_proposed_size_is_the_smallest_nearly_as_good_as_the_best() -> None:
     assert proposal.relative_time(1536) == pytest.approx(1.92**2)
     sizes = [size for size, _, _ in proposal.rows()]
     assert sizes == sorted(sizes) and {800, 1536, 1600} <= set(sizes)
-
-
-shares = st.lists(st.floats(0, 1), min_size=len(SIZES), max_size=len(SIZES))
-
-
-@given(shares=shares)
-def test_no_smaller_size_is_within_the_margin(shares: list[float]) -> None:
-    by_size: dict[ImageSize, float] = dict(zip(SIZES, shares, strict=True))
-    proposal = SizeProposal(by_size, 1, SIZES[3], SIZES)
-    # At most eight times the present pixels.
-    affordable = [size for size in SIZES if size**2 <= 8 * SIZES[3] ** 2]
-    limit = min(by_size[size] for size in affordable) + MARGIN
-    assert by_size[proposal.image_size] <= limit and proposal.image_size in affordable
-    assert all(by_size[size] > limit for size in SIZES if size < proposal.image_size)
 
 
 @pytest.mark.parametrize(("current", "best"), [(32, 32), (64, 160), (128, 352), (3200, 1600)])

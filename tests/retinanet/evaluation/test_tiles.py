@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data.tiling import Tile, Tiling
+from data.tiling import Tiling, Window
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.tiles import DetectPictures, detect_in_tiles, merge_tiles
 
@@ -137,7 +137,7 @@ def merged(*found: tuple[list[float], float, int]) -> ImageDetections:
 
     Two tiles of 100 × 100 share 20 columns; the third view is the whole picture, 180 × 100.
     """
-    views = (Tile(0, 0, 100, 100), Tile(80, 0, 180, 100), Tile(0, 0, 180, 100))
+    views = (Window(0, 0, 100, 100), Window(80, 0, 180, 100), Window(0, 0, 180, 100))
     lists = []
     for number, view in enumerate(views):
         own = sorted((each for each in found if each[2] == number), key=lambda each: -each[1])

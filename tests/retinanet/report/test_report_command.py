@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from common.cli import installed
+from common.console import ignore_progress
 from common.files import write_parts
 from data.annotations import Annotations
 from retinanet.__main__ import main
@@ -304,7 +305,7 @@ def test_detections_that_do_not_fit_are_not_used(
 def test_damaged_detections_are_refused(content: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "boxes.json"
     file.write_text(content)
-    message = error_message(read_detections, file, TRUTH, advance=lambda done: None)
+    message = error_message(read_detections, file, TRUTH, advance=ignore_progress)
     assert message.startswith(str(file)) and problem in message
 
 
