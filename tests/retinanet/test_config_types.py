@@ -15,7 +15,6 @@ from retinanet.config_types import (
     explicit_momentum,
     group_of_rank,
     implicit_momentum,
-    is_interval,
     largest_batch,
     parse_interval,
     planned_groups,
@@ -44,14 +43,8 @@ from tests.support.commands import error_message
     ],
 )
 def test_intervals_in_time_steps_and_epochs(text: str, expected: Interval) -> None:
-    assert is_interval(text) and parse_interval(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "steps", "min", "0 steps", "-1h", "1.5h", "30", "30 m", "epoch 2", "9" * 20 + "s"]
-)
-def test_invalid_intervals(text: str) -> None:
-    assert not is_interval(text)
+    checkpoint = load_config("demo.yaml", [f"checkpoint.every={text}"]).checkpoint
+    assert parse_interval(checkpoint.every) == expected
 
 
 def slowest(split: tuple[int, ...], speeds: list[float]) -> float:
@@ -196,6 +189,11 @@ def test_settings_that_groups_exclude_are_refused(override: str, field: str) -> 
                 "such as 20-22 or 20",
             )
             for section in ("onednn", "trace")
+        ),
+        (
+            "checkpoint.every",
+            ["", "steps", "min", "0 steps", "-1h", "1.5h", "30", "30 m", "epoch 2", "9" * 20 + "s"],
+            "a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
         ),
         (
             "training.milestones",
