@@ -3,7 +3,6 @@ import io
 import json
 import math
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -214,16 +213,16 @@ def test_order_of_images_categories_and_boxes_changes_no_number(
     second = reordered(*first, seed=seed)
     ours, others = (coco_metric(*split, library=library) for split in (first, second))
     assert others.summary == pytest.approx(ours.summary, rel=0, abs=1e-12, nan_ok=True)
-    classes, curves = (
-        [sorted(of(*split), key=attrgetter("category_id")) for split in (first, second)]
-        for of in (lambda t, f: coco_metric(t, f, library=library).classes, class_curves)
-    )
-    for one, other in zip(*classes, strict=True):
+    classes = [
+        sorted(zip(evaluated.classes, class_curves(*split), strict=True),
+               key=lambda pair: pair[0].category_id)
+        for evaluated, split in ((ours, first), (others, second))
+    ]  # fmt: skip
+    for (one, curve), (other, other_curve) in zip(*classes, strict=True):
         assert one.name == other.name and one.found_boxes == other.found_boxes
         assert other.map == pytest.approx(one.map, rel=0, abs=1e-12, nan_ok=True)
-    for one, other in zip(*curves, strict=True):
-        assert one.curve.scores.tolist() == other.curve.scores.tolist()
-        assert one.curve.true_positives.tolist() == other.curve.true_positives.tolist()
+        assert curve.scores.tolist() == other_curve.scores.tolist()
+        assert curve.true_positives.tolist() == other_curve.true_positives.tolist()
     for image_id in first[0].image_ids.tolist():
         scores = [split[1].in_image(image_id).scores.tolist() for split in (first, second)]
         assert scores[0] == scores[1] == sorted(scores[0], reverse=True)
