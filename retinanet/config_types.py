@@ -392,11 +392,6 @@ def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) ->
     return max(1, reserved_cores) if workers == "auto" else workers
 
 
-def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
-    """Return the largest number of images of a rank, as far as the configuration fixes it."""
-    return batch_size if isinstance(split, str) else max(split)
-
-
 def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:
     """Describe the images of each rank in a batch, and their speeds where measured. [images/s]
 

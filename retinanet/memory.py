@@ -18,7 +18,7 @@ from data.annotations import Size, as_size, count_pixels
 from launch.limits import FreeMemory
 from retinanet.config import Config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
-from retinanet.config_types import LogitCopies, field_marks, largest_batch, loading_processes
+from retinanet.config_types import LogitCopies, field_marks, loading_processes
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import RetinaNet
 
@@ -136,8 +136,9 @@ def images_that_fit(
 
 
 def training_images(config: Config) -> int:
-    """Return the images in a batch of the rank that has most."""
-    return largest_batch(config.distributed.batch_split, batch_size=config.training.batch_size)
+    """Return the images in a batch of the rank that has most, as far as the settings fix it."""
+    split = config.distributed.batch_split
+    return config.training.batch_size if isinstance(split, str) else max(split)
 
 
 def evaluation_images(config: Config, validation_images: int | None) -> int:

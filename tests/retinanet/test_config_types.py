@@ -15,7 +15,6 @@ from retinanet.config_types import (
     explicit_momentum,
     group_of_rank,
     implicit_momentum,
-    largest_batch,
     parse_interval,
     planned_groups,
     planned_split,
@@ -73,9 +72,7 @@ def test_split_by_speed_has_the_fastest_slowest_rank(
 def test_split_at_start() -> None:
     for split in ("even", "speed"):
         assert split_at_start(split, batch_size=3, ranks=4) == (3, 3, 3, 3)
-        assert largest_batch(split, batch_size=3) == 3
     assert split_at_start((3, 1), batch_size=2, ranks=2) == (3, 1)
-    assert largest_batch((1, 3), batch_size=2) == 3
 
 
 @pytest.mark.parametrize(
