@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations import Annotations
+from data.annotations import BOX_COLUMNS, IMAGE_ARRAYS, Annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import ClassResult
 from retinanet.report.curves import Curve
@@ -116,20 +116,14 @@ def reordered(
     categories = random.permutation(len(annotations.category_ids))
     slices = [annotations.box_slice(index) for index in images]
     rows = np.concatenate([random.permutation(np.arange(s.start, s.stop)) for s in slices])
-    truth = Annotations(
+    truth = replace(
+        annotations,
         category_ids=annotations.category_ids[categories],
         category_names=tuple(annotations.category_names[index] for index in categories),
-        image_ids=annotations.image_ids[images],
         file_names=tuple(annotations.file_names[index] for index in images),
-        widths=annotations.widths[images],
-        heights=annotations.heights[images],
-        is_displayed=annotations.is_displayed[images],
         box_offsets=np.cumsum([0, *(s.stop - s.start for s in slices)]),
-        boxes=annotations.boxes[rows],
-        box_category_ids=annotations.box_category_ids[rows],
-        box_is_crowd=annotations.box_is_crowd[rows],
-        box_areas=annotations.box_areas[rows],
-        box_ids=annotations.box_ids[rows],
+        **{name: getattr(annotations, name)[images] for name in IMAGE_ARRAYS},
+        **{name: getattr(annotations, name)[rows] for name in BOX_COLUMNS},
     )
     found = random.permutation(len(detections))
     return truth, SplitDetections(*(column[found] for column in detections.columns()))
