@@ -3,12 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from common.console import make_console
 from data.annotations import BOX_COLUMNS, IMAGE_ARRAYS, Annotations
+from data.formats.convert import write_annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import ClassResult
 from retinanet.report.curves import Curve
@@ -44,6 +48,18 @@ def split(
         box_areas=sides[:, 0] * sides[:, 1],
         box_ids=1 + np.arange(len(boxes)),
     )
+
+
+def write_split(folder: Path, annotations: Annotations) -> None:
+    """Write annotations, and pictures of noise, in the layout of a run's synthetic data."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    sizes = zip(annotations.heights.tolist(), annotations.widths.tolist(), strict=True)
+    for seed, (name, size) in enumerate(zip(annotations.file_names, sizes, strict=True)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "data" / name)
+    file = folder / "labels" / "openimages-mlperf.json"
+    write_annotations(file, annotations, console=make_console(quiet=True))
 
 
 def predictions(*images: Sequence[Predicted]) -> SplitDetections:
