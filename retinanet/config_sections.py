@@ -195,13 +195,13 @@ class ModelConfig:
     ] = None
     """Detector to start from: a run, checkpoint, .safetensors, or `torchvision`. [path or null]"""
     backbone: Annotated[
-        PartOfArchitecture[BackboneName | Literal["auto"]],
+        PartOfArchitecture[Literal[BackboneName, "auto"]],
         Resume.MUST_MATCH,
         closed(DEFAULT_ARCHITECTURE.backbone),
     ] = "auto"
     """Backbone; auto: that of torchvision's detector in `weights`, else resnext50_32x4d. [name]"""
     variant: Annotated[
-        PartOfArchitecture[VariantName | Literal["auto"]],
+        PartOfArchitecture[Literal[VariantName, "auto"]],
         Resume.MUST_MATCH,
         closed(DEFAULT_ARCHITECTURE.variant),
     ] = "auto"
