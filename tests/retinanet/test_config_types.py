@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from retinanet.config import config_to_tree
-from retinanet.config_file import config_from_tree, load_config
+from retinanet.config_file import load_config
 from retinanet.config_types import (
     BatchSplit,
     Interval,
@@ -204,20 +203,6 @@ def test_invalid_values_are_refused(field: str, values: list[str], expected: str
         message = error_message(load_config, "demo.yaml", [f"{field}={value}"])
         assert message.startswith(f"command line: {field}: ")
         assert expected in message
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["distributed.batch_split=speed"],
-        ["distributed.batch_split=[3, 1]"],
-        ["distributed.groups=4", "training.beta1=auto"],
-        ["distributed.groups=4", "training.beta1=0.5"],
-    ],
-)
-def test_split_and_groups_survive_a_round_trip(overrides: list[str]) -> None:
-    config = load_config("demo.yaml", overrides)
-    assert config_from_tree(config_to_tree(config), source="tree") == config
 
 
 @pytest.mark.parametrize(("groups", "beta1"), [(1, 0.9), (2, 0.4), (4, 0.15), (10, 0), (16, 0)])

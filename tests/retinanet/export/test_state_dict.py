@@ -26,7 +26,7 @@ from tests.support.random_detectors import NAMES, random_detector, write_detecto
 from tests.support.torchvision_models import torchvision_retinanet
 
 PHOTOS = Path(__file__).resolve().parents[4] / "shared" / "data" / "coco128" / "train2017"
-SIZE = 320
+SIZE = 192
 
 
 def assert_equal_detections(model: RetinaNet, images: Tensor, file: Path) -> int:
