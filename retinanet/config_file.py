@@ -182,15 +182,7 @@ def validated(tree: Mapping[str, Any], *, source: str, origins: Mapping[str, str
         return SCHEMA.validate_json(text)
     except ValidationError as error:
         fault = first_fault(error)
-    # pydantic adds the types of a union to a location; show only the parts that the user wrote.
-    known_parts = {part for name in field_names() for part in name.split(".")}
-    pending: list[Mapping[str, Any]] = [tree]
-    while pending:
-        for key, value in pending.pop().items():
-            known_parts.add(str(key))
-            if isinstance(value, Mapping):
-                pending.append(value)
-    name = ".".join(part for part in fault.path if part in known_parts)
+    name = ".".join(fault.path)
     place = next((origins[key] for key in origins if is_within(key, name)), source)
     if fault.kind in ("unexpected_keyword_argument", "extra_forbidden"):
         # A misspelt section is named together with its field, which the suggestion needs.

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from common.errors import MOST_CLASSES
 from retinanet.config_types import (
+    AUGMENTATION_NAMES,
     BEST_COCO_DETECTOR,
     DEFAULT_ARCHITECTURE,
     DEFAULT_BETA1,
@@ -30,10 +31,9 @@ from retinanet.config_types import (
     STRICT,
     TORCHVISION,
     Architecture,
-    AugmentationName,
+    Augmentation,
     BackboneName,
     BatchSplit,
-    BatchSplitInFile,
     ClassWeightsInFile,
     LogitCopies,
     Milestones,
@@ -43,16 +43,12 @@ from retinanet.config_types import (
     Side,
     Steps,
     VariantName,
-    accepting,
+    as_one,
     chosen_precision,
-    is_interval,
-    number_or_auto,
+    expected,
     parse_window,
     refused,
-    require_augmentation,
     require_class_weights,
-    require_image_size,
-    require_split,
     whole,
 )
 from retinanet.mlperf.rules import NEWEST, TARGET_MAP, Closed, Rules, closed
@@ -99,8 +95,12 @@ class DataConfig:
     validation_images: Annotated[Path | None, Resume.FREE] = None
     """Folder of the validation images. [path or null]"""
     image_size: Annotated[
-        int | tuple[int, int],
-        BeforeValidator(require_image_size, json_schema_input_type=Side | tuple[Side, Side]),
+        Side | Annotated[tuple[Side, Side], Field(strict=False)],
+        expected(
+            "input should be the side of a square, or height and width such as [480, 640], each a "
+            "multiple of 32 from 64 to 16384"
+        ),
+        AfterValidator(as_one),
         Resume.MUST_MATCH,
         closed(800),
     ] = 800
@@ -110,13 +110,13 @@ class DataConfig:
     )
     """Stretch images to that size, or keep their aspect ratio and pad them. [name]"""
     augmentation: Annotated[
-        AugmentationName | tuple[AugmentationName, ...],
-        BeforeValidator(
-            require_augmentation,
-            json_schema_input_type=AugmentationName
-            | Literal["none"]
-            | Annotated[list[AugmentationName], Field(json_schema_extra={"uniqueItems": True})],
+        Augmentation,
+        expected(
+            f"input should be one of {', '.join(AUGMENTATION_NAMES)}, a list such as "
+            "[flip, photometric], or none",
+            where=lambda names: isinstance(names, str) or len({*names}) == len(names),
         ),
+        AfterValidator(as_one),
         closed("flip"),
     ] = "flip"
     """Random changes of training images, or a list of them, or none. [name or list]"""
@@ -134,9 +134,11 @@ class DataConfig:
     """When an image cannot be read: stop the run, or skip it and use another one. [name]"""
     bad_image_limit: Annotated[int, Field(ge=1, le=10**9), Resume.FREE] = 100
     """With on_bad_image=skip: stop the run after more unreadable images than this. [images]"""
-    workers: Annotated[int | Literal["auto"], number_or_auto(least=0, most=4096), Resume.FREE] = (
-        "auto"
-    )
+    workers: Annotated[
+        Annotated[int, Field(ge=0, le=4096)] | Literal["auto"],
+        expected("input should be a number from 0 to 4096, or auto"),
+        Resume.FREE,
+    ] = "auto"
     """Loading processes per rank; 0: load in the training process; auto: 1 if needed. [count]"""
     reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE] = 0
     """Cores per rank reserved for loading; training uses the others. [cores]"""
@@ -193,13 +195,13 @@ class ModelConfig:
     ] = None
     """Detector to start from: a run, checkpoint, .safetensors, or `torchvision`. [path or null]"""
     backbone: Annotated[
-        PartOfArchitecture[BackboneName | Literal["auto"]],
+        PartOfArchitecture[Literal[BackboneName, "auto"]],
         Resume.MUST_MATCH,
         closed(DEFAULT_ARCHITECTURE.backbone),
     ] = "auto"
     """Backbone; auto: that of torchvision's detector in `weights`, else resnext50_32x4d. [name]"""
     variant: Annotated[
-        PartOfArchitecture[VariantName | Literal["auto"]],
+        PartOfArchitecture[Literal[VariantName, "auto"]],
         Resume.MUST_MATCH,
         closed(DEFAULT_ARCHITECTURE.variant),
     ] = "auto"
@@ -242,12 +244,8 @@ class TrainingConfig:
     ] = 0.0
     """Momentum of sgd, often 0.9; the other optimizers have none. [factor]"""
     beta1: Annotated[
-        float | Literal["auto"],
-        accepting(
-            lambda value: value == "auto" or (type(value) in (int, float) and 0 <= value < 1),
-            "input should be a number from 0 to below 1, or auto",
-            accepted=Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
-        ),
+        Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
+        expected("input should be a number from 0 to below 1, or auto"),
         Resume.FREE,
         closed(DEFAULT_BETA1, "auto"),
     ] = "auto"
@@ -341,11 +339,8 @@ class CheckpointConfig:
 
     every: Annotated[
         str,
-        accepting(
-            lambda value: isinstance(value, str) and is_interval(value),
-            "input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
-            accepted=Annotated[str, Field(pattern=whole(INTERVAL))],
-        ),
+        Field(pattern=whole(INTERVAL)),
+        expected("input should be a time, steps or epochs, such as 30min, 2h, 500 steps or epoch"),
     ] = "30min"
     """Interval: 30min, 2h, 500 steps, epoch. [time, steps or epochs]"""
     keep: Annotated[int, Field(ge=1, le=MOST_STEPS_OF_RUN)] = 3
@@ -391,7 +386,10 @@ class LaunchConfig:
 
     pin: bool = True
     """Bind each rank to cores and memory of its own; false: no binding. [bool]"""
-    threads: Annotated[int | Literal["auto"], number_or_auto(least=1, most=MOST_CORES)] = "auto"
+    threads: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_CORES)] | Literal["auto"],
+        expected(f"input should be a number from 1 to {MOST_CORES}, or auto"),
+    ] = "auto"
     """Compute threads per rank, one per core; auto: all cores of the rank. [threads]"""
     comm_cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 0
     """Cores per rank reserved for gradient exchange; useful with many cores and hosts. [cores]"""
@@ -407,7 +405,7 @@ class DistributedConfig:
     """Compute groups, which train asynchronously; 1: all ranks in step (synchronous). [groups]"""
     batch_split: Annotated[
         BatchSplit,
-        BeforeValidator(require_split, json_schema_input_type=BatchSplitInFile),
+        expected("input should be even, speed, or the images of each rank, such as [3, 1]"),
         Resume.FREE,
         refused(
             lambda split, others: split != "even" and others.get("groups", 1) > 1,

@@ -9,6 +9,7 @@ nothing here loads torch, so commands refuse a wrong one at once.
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -26,7 +27,16 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from common.errors import InputError
@@ -108,21 +118,6 @@ SIDES = range(64, 16385, 32)  # The values of a side of `data.image_size`. [pixe
 Side = Annotated[int, Field(ge=SIDES[0], le=SIDES[-1], multiple_of=SIDES.step)]
 
 
-def require_image_size(value: object) -> object:
-    """Refuse what is neither a side of `SIDES` nor a list of two, height and width.
-
-    A list becomes a tuple, one of equal sides that side.
-    """
-    sides = list(value) if isinstance(value, list | tuple) else [value, value]
-    if len(sides) != 2 or not all(type(side) is int and side in SIDES for side in sides):
-        raise PydanticCustomError(
-            "image_size",
-            "input should be the side of a square, or height and width such as [480, 640], each a "
-            "multiple of 32 from 64 to 16384",
-        )
-    return sides[0] if sides[0] == sides[1] else tuple(sides)
-
-
 def image_side(text: str) -> int:
     """Parse an option's side that `data.image_size` permits. [pixels]
 
@@ -180,20 +175,26 @@ def field_marks(section: type, kind: type[Mark]) -> dict[str, Mark]:
     }
 
 
-def accepting(
-    is_valid: Callable[[Any], bool], advice: str, *, accepted: Any, **numbers: int
-) -> BeforeValidator:
-    """Return a check whose message lists all valid values; `accepted` is their type for editors.
+def expected(advice: str, *, where: Callable[[Any], bool] = lambda value: True) -> WrapValidator:
+    """Return a check of the type, and of `where` for its values, whose message lists valid values.
 
     pydantic's message about a union names only one member of it at a time.
     """
 
-    def require(value: object) -> object:
-        if not is_valid(value):
-            raise PydanticCustomError("value", advice, numbers)
-        return value
+    def require(value: object, check: ValidatorFunctionWrapHandler) -> object:
+        with suppress(ValidationError):
+            if where(checked := check(value)):
+                return checked
+        raise PydanticCustomError("value", advice)
 
-    return BeforeValidator(require, json_schema_input_type=accepted)
+    return WrapValidator(require)
+
+
+def as_one(value: Any) -> Any:
+    """Return the entry of a list of one, or of equal entries; `none` as (), others as they are."""
+    if value == "none":
+        return ()
+    return value[0] if isinstance(value, tuple) and len({*value}) == 1 else value
 
 
 def refused(
@@ -210,17 +211,6 @@ def refused(
         return value
 
     return AfterValidator(require)
-
-
-def number_or_auto(*, least: int, most: int) -> BeforeValidator:
-    """Return a check of a number from `least` to `most`, or `auto`."""
-    return accepting(
-        lambda value: value == "auto" or (type(value) is int and least <= value <= most),
-        "input should be a number from {least} to {most}, or auto",
-        accepted=Annotated[int, Field(ge=least, le=most)] | Literal["auto"],
-        least=least,
-        most=most,
-    )
 
 
 def whole(pattern: re.Pattern[str]) -> str:
@@ -240,13 +230,8 @@ class Interval:
     unit: Literal["seconds", "steps", "epochs"]
 
 
-def is_interval(text: str) -> bool:
-    """Return whether `parse_interval` reads a text."""
-    return INTERVAL.fullmatch(text) is not None
-
-
 def parse_interval(text: str) -> Interval:
-    """Parse an interval; `is_interval` must be true of the text."""
+    """Parse an interval, a value of `checkpoint.every`."""
     match = INTERVAL.fullmatch(text)
     assert match is not None
     count, unit = int(match[1] or 1), match[2] or "epoch"
@@ -259,65 +244,41 @@ STEP_WINDOW = re.compile(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?")
 MOST_STEPS = 10_000  # Steps of a window: the records of one take about a megabyte
 
 
-def is_window(text: str) -> bool:
-    """Return whether a text is a window of 1 to `MOST_STEPS` steps, counted from 1."""
-    return bool(STEP_WINDOW.fullmatch(text)) and 0 < len(parse_window(text)) <= MOST_STEPS
-
-
 def parse_window(text: str | None) -> range:
-    """Return the steps of a window, of which `is_window` must be true; none for None."""
+    """Return the steps of a window, which are counted from 1; none for None."""
     if text is None:
         return range(0)
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
-StepsInFile = Annotated[str, Field(pattern=whole(STEP_WINDOW))] | Annotated[int, Field(ge=1)] | None
 Steps = Annotated[
-    str | None,
-    accepting(
-        lambda value: value is None or (isinstance(value, str) and is_window(value)),
-        "input should be at most {most} steps, counted from 1, such as 20-22 or 20",
-        accepted=StepsInFile,
-        most=MOST_STEPS,
+    Annotated[str, Field(pattern=whole(STEP_WINDOW))] | None,
+    expected(
+        f"input should be at most {MOST_STEPS} steps, counted from 1, such as 20-22 or 20",
+        where=lambda steps: steps is None or 0 < len(parse_window(steps)) <= MOST_STEPS,
     ),
     # Runs first: a single step may be given as a number.
     BeforeValidator(
         lambda value: str(value) if type(value) is int else value,
-        json_schema_input_type=StepsInFile,
+        json_schema_input_type=Annotated[str, Field(pattern=whole(STEP_WINDOW))]
+        | Annotated[int, Field(ge=1)]
+        | None,
     ),
 ]
 """A window of a run's steps."""
 
 MOST_MILESTONES = 1000
 DEFAULT_MILESTONE_FACTOR = 0.1
-
-
-def are_milestones(values: Sequence[Any]) -> bool:
-    """Return whether values are rising numbers of epochs, at most `MOST_MILESTONES`."""
-    # A comparison with NaN is false. `type`: true is a number for isinstance.
-    return (
-        len(values) <= MOST_MILESTONES
-        and all(type(value) in (int, float) and 0 < value <= MOST_EPOCHS for value in values)
-        and all(before < after for before, after in pairwise(values))
-    )
-
-
-EpochsInFile = Annotated[
-    list[Annotated[float, Field(gt=0, le=MOST_EPOCHS)]], Field(max_length=MOST_MILESTONES)
-]
 Milestones = Annotated[
-    tuple[float, ...],
-    # Runs last: a strict tuple accepts no list of Python's.
-    BeforeValidator(tuple, json_schema_input_type=EpochsInFile),
-    accepting(
-        lambda value: isinstance(value, list | tuple) and are_milestones(value),
+    tuple[Annotated[float, Field(gt=0, le=MOST_EPOCHS)], ...],
+    Field(strict=False, max_length=MOST_MILESTONES),
+    expected(
         "input should be rising numbers of epochs, such as [16, 22]",
-        accepted=EpochsInFile,
+        where=lambda epochs: all(before < after for before, after in pairwise(epochs)),
     ),
 ]
 """Epochs after which the learning rate falls, in rising order."""
-
 
 MetricLibrary = Literal["faster-coco-eval", "pycocotools"]
 DEFAULT_LIBRARY: MetricLibrary = "faster-coco-eval"
@@ -326,26 +287,21 @@ AugmentationName = Literal["flip", "scale_jitter", "photometric", "ssd", "strong
 AUGMENTATION_NAMES: tuple[AugmentationName, ...] = get_args(AugmentationName)
 
 
-def require_augmentation(value: object) -> object:
-    """Refuse what is neither a name of an augmentation nor a list of different ones.
+Augmentation: TypeAlias = (
+    AugmentationName
+    | Literal["none"]
+    | Annotated[
+        tuple[AugmentationName, ...],
+        Field(strict=False, json_schema_extra={"uniqueItems": True}),
+    ]
+)
+"""Values of `data.augmentation`; `none` and a list of one name become () and the name."""
 
-    A list becomes a tuple, a list of one name that name, and `none` an empty tuple.
-    """
+
+def augmentation_names(value: Augmentation) -> tuple[AugmentationName, ...]:
+    """Return the names of a value of `data.augmentation`."""
     if value == "none":
         return ()
-    names = list(value) if isinstance(value, list | tuple) else [value]
-    is_known = all(isinstance(name, str) and name in AUGMENTATION_NAMES for name in names)
-    if not is_known or len({*map(str, names)}) < len(names):
-        known = ", ".join(AUGMENTATION_NAMES)
-        advice = "input should be one of {known}, a list such as [flip, photometric], or none"
-        raise PydanticCustomError("augmentation", advice, {"known": known})
-    return names[0] if len(names) == 1 else tuple(names)
-
-
-def augmentation_names(
-    value: AugmentationName | tuple[AugmentationName, ...],
-) -> tuple[AugmentationName, ...]:
-    """Return the names of a value of `data.augmentation`."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -375,24 +331,15 @@ def require_class_weights(value: object) -> object:
     return value
 
 
-BatchSplit = Literal["even", "speed"] | tuple[int, ...]  # Values of `distributed.batch_split`
 MOST_IMAGES = 10**6
 """Images of a rank in a batch. What fits a host's memory is checked before a run."""
-BatchSplitInFile = (
+BatchSplit: TypeAlias = (
     Literal["even", "speed"]
-    | Annotated[list[Annotated[int, Field(ge=1, le=MOST_IMAGES)]], Field(min_length=1)]
+    | Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST_IMAGES)], ...], Field(strict=False, min_length=1)
+    ]
 )
-
-
-def require_split(value: object) -> object:
-    """Refuse what is neither the name of a split nor the images of each rank."""
-    if isinstance(value, str) and value in ("even", "speed"):
-        return value
-    counts = tuple(value) if isinstance(value, list | tuple) else ()
-    if counts and all(type(count) is int and 1 <= count <= MOST_IMAGES for count in counts):
-        return counts
-    advice = "input should be even, speed, or the images of each rank, such as [3, 1]"
-    raise PydanticCustomError("batch_split", advice)
+"""Values of `distributed.batch_split`."""
 
 
 def split_at_start(split: BatchSplit, *, batch_size: int, ranks: int) -> tuple[int, ...]:
@@ -443,11 +390,6 @@ def split_by_speed(
 def loading_processes(workers: int | Literal["auto"], *, reserved_cores: int) -> int:
     """Return the processes of `data.workers`; auto: one per reserved core, else one if needed."""
     return max(1, reserved_cores) if workers == "auto" else workers
-
-
-def largest_batch(split: BatchSplit, *, batch_size: int) -> int:
-    """Return the largest number of images of a rank, as far as the configuration fixes it."""
-    return batch_size if isinstance(split, str) else max(split)
 
 
 def describe_split(images: Sequence[int], speeds: Sequence[float] = ()) -> str:

@@ -167,8 +167,9 @@ class Detector:
         self._resize = checkpoint.model.resize
         self.precision: str = chosen_precision(precision or checkpoint.model.precision)
         """`bf16` or `float32`: the arithmetic of convolutions."""
-        self._model = checkpoint.build_model().eval()
-        self._forward = torch_forward(self._model, precision=self.precision)
+        self.network = checkpoint.build_model().eval()
+        """The model, with weights in float32."""
+        self._forward = torch_forward(self.network, precision=self.precision)
         self._lock = threading.Lock()
 
     @classmethod
@@ -299,7 +300,7 @@ class Detector:
         threshold = min(SCORE_THRESHOLD, least_score)
         detect = partial(
             detect_pictures,
-            self._model,
+            self.network,
             classes=self._class_map,
             forward=self._forward,
             image_size=self.image_size,

@@ -7,20 +7,18 @@ libraries and temporary gradients are measured. docs/preflight.md compares estim
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 
 from data.annotations import Size, as_size, count_pixels
 from launch.limits import FreeMemory
 from retinanet.config import Config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
-from retinanet.config_types import LogitCopies, field_marks, largest_batch, loading_processes
+from retinanet.config_types import LogitCopies, field_marks, loading_processes
 from retinanet.engine.folded_forward import FoldedForward
 from retinanet.model.retinanet import RetinaNet
 
@@ -138,8 +136,9 @@ def images_that_fit(
 
 
 def training_images(config: Config) -> int:
-    """Return the images in a batch of the rank that has most."""
-    return largest_batch(config.distributed.batch_split, batch_size=config.training.batch_size)
+    """Return the images in a batch of the rank that has most, as far as the settings fix it."""
+    split = config.distributed.batch_split
+    return config.training.batch_size if isinstance(split, str) else max(split)
 
 
 def evaluation_images(config: Config, validation_images: int | None) -> int:
@@ -255,11 +254,11 @@ def total(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-# Cached: the estimates of memory and disk space both need the network, and building it takes 71 ms.
+# Cached: the estimates of memory and disk space both need the network.
 @functools.cache
 def network_without_memory(model: ModelConfig, *, num_classes: int) -> RetinaNet:
     """Build a model in training mode whose tensors have shapes and no memory."""
-    with torch.device("meta"), _NoInitialization():
+    with torch.device("meta"):
         network = RetinaNet(
             num_classes=num_classes,
             norm=model.norm,
@@ -267,22 +266,3 @@ def network_without_memory(model: ModelConfig, *, num_classes: int) -> RetinaNet
             architecture=model.architecture,
         )
     return network.train()
-
-
-INITIALIZERS = (Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_)
-
-
-class _NoInitialization(TorchFunctionMode):
-    """Skips the initialization of new tensors, half of the time even on the meta device."""
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        of_init = getattr(function, "__module__", "") == "torch.nn.init"
-        if args and (of_init or function in INITIALIZERS):
-            return args[0]
-        return function(*args, **(kwargs or {}))

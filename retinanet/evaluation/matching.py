@@ -192,13 +192,13 @@ class SplitDetections:
 
 
 def boxes_by_class(
-    annotations: Annotations, detections: SplitDetections, ids: NDArray[np.int64]
+    annotations: Annotations, detections: SplitDetections
 ) -> Iterator[tuple[Boxes, Boxes]]:
-    """Yield true boxes and counted detections of each category id; ids ascend.
+    """Yield true boxes and counted detections of each category, in ascending order of ids.
 
     Equal scores keep the order of the detections.
     """
-    in_order = np.sort(annotations.image_ids)
+    in_order, ids = np.sort(annotations.image_ids), np.sort(annotations.category_ids)
     true_images = np.repeat(
         positions_in(in_order, annotations.image_ids), np.diff(annotations.box_offsets)
     )

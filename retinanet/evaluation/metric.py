@@ -129,11 +129,10 @@ class Tables:
 
 def tables_by_class(annotations: Annotations, detections: SplitDetections) -> Tables:
     """Return the tables of a split; uses memory for the dicts of its largest class."""
-    ids = np.sort(annotations.category_ids)
-    precision = np.full((10, 101, len(ids), 4, 3), -1.0)
-    recall = np.full((10, len(ids), 4, 3), -1.0)
-    for column, (truth, detected) in enumerate(boxes_by_class(annotations, detections, ids)):
-        tables = class_tables(truth, detected, match_class(truth, detected))
+    classes = len(annotations.category_ids)
+    precision, recall = np.full((10, 101, classes, 4, 3), -1.0), np.full((10, classes, 4, 3), -1.0)
+    for column, boxes in enumerate(boxes_by_class(annotations, detections)):
+        tables = class_tables(*boxes, match_class(*boxes))
         precision[:, :, column], recall[:, column] = tables
     return Tables(precision=precision, recall=recall)
 

@@ -268,18 +268,6 @@ def spread_indices(total: int, count: int) -> list[int]:
     return [round((2 * index + 1) * total / (2 * count) - 0.5) for index in range(count)]
 
 
-def spread_images(
-    annotations: Annotations, image_folder: Path, *, count: int
-) -> Iterator[tuple[int, Pixels]]:
-    """Yield index and pixels of up to `count` images, evenly spread and the same at each call.
-
-    Raises:
-        InputError: An image cannot be read.
-    """
-    for index in spread_indices(len(annotations), count):
-        yield index, decode_annotated(annotations, image_folder, index)
-
-
 def evaluation_sheet(
     annotations: Annotations,
     image_folder: Path,
@@ -289,11 +277,13 @@ def evaluation_sheet(
 ) -> Pixels | None:
     """Return one picture of up to `count` images: true boxes left, predictions right.
 
-    Each row has two images. `detections` are those of the whole split. None if there is no image.
+    Each row has two images, the same at each call. `detections` are those of the whole split. None
+    if there is no image. Raises InputError if one cannot be read.
     """
     names = category_names(annotations)
     pictures = []
-    for index, pixels in spread_images(annotations, image_folder, count=count):
+    for index in spread_indices(len(annotations), count):
+        pixels = decode_annotated(annotations, image_folder, index)
         detected = detections.in_image(int(annotations.image_ids[index]))
         scores, least_score = detected.scores, SHOWN_SCORE
         caption = f"predicted, score ≥ {SHOWN_SCORE:g}" if len(scores) else "predicted: no boxes"

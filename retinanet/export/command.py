@@ -40,7 +40,7 @@ from retinanet.evaluation.command import read_trained, validation_split
 from retinanet.evaluation.detect import detect_batch, to_original_size
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.metric import coco_metric
-from retinanet.evaluation.output import Pixels, spread_images, spread_indices
+from retinanet.evaluation.output import Pixels, spread_indices
 from retinanet.evaluation.tiles import detect_split_in_tiles
 from retinanet.export import program
 from retinanet.export.state_dict import STATE_DICTS
@@ -333,8 +333,10 @@ def check_images(checkpoint: Checkpoint, image: Path | None, *, size: Size) -> t
         return fit_image(pixels, size=size, resize=resize)[None], str(image)
     try:
         split = validation_split(checkpoint, annotations=None, images=None)
-        images = spread_images(split.annotations, split.image_folder, count=CHECK_IMAGES)
-        pictures = [pixels for _, pixels in images]
+        pictures = [
+            decode_annotated(split.annotations, split.image_folder, index)
+            for index in spread_indices(len(split.annotations), CHECK_IMAGES)
+        ]
         source = f"{len(pictures)} validation images"
     except InputError:
         random = Random(0)

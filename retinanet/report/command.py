@@ -84,16 +84,16 @@ def to_json(material: Material) -> dict[str, Any]:
         "best": material.best and asdict(material.best),
         "classes": [
             {
-                "category_id": item.category_id,
-                "name": item.name,
+                "category_id": result.category_id,
+                "name": result.name,
                 "map": number(result.map),
                 "map_50": number(result.map_50),
-                "true_boxes": item.curve.true_boxes,
-                "best": item.curve.best and asdict(item.curve.best),
+                "true_boxes": result.true_boxes,
+                "best": curve.best and asdict(curve.best),
                 "threshold": float(threshold),
-                "curve": curve_records(item),
+                "curve": curve_records(curve),
             }
-            for item, result, threshold in zip(
+            for curve, result, threshold in zip(
                 material.curves, material.evaluation.classes, material.thresholds, strict=True
             )
         ],

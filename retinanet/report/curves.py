@@ -91,15 +91,6 @@ class Curve:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassCurve:
-    """The curve of one class."""
-
-    category_id: int
-    name: str
-    curve: Curve
-
-
 def round_between(below: float, score: float) -> float:
     """Return a number with few digits that keeps `score` and drops `below`, which is lower.
 
@@ -114,20 +105,11 @@ def round_between(below: float, score: float) -> float:
     return score
 
 
-def class_curves(annotations: Annotations, detections: SplitDetections) -> list[ClassCurve]:
+def class_curves(annotations: Annotations, detections: SplitDetections) -> list[Curve]:
     """Return the curve of each class, in the categories' order."""
-    ids = np.sort(annotations.category_ids)
-    curves = {
-        int(category_id): class_curve(truth, detected)
-        for category_id, (truth, detected) in zip(
-            ids, boxes_by_class(annotations, detections, ids), strict=True
-        )
-    }
-    categories = zip(annotations.category_ids.tolist(), annotations.category_names, strict=True)
-    return [
-        ClassCurve(category_id=number, name=name, curve=curves[number])
-        for number, name in categories
-    ]
+    curves = [class_curve(*boxes) for boxes in boxes_by_class(annotations, detections)]
+    ranks = np.argsort(np.argsort(annotations.category_ids))
+    return [curves[rank] for rank in ranks.tolist()]
 
 
 def class_curve(truth: Boxes, detections: Boxes) -> Curve:
@@ -181,8 +163,6 @@ def joint_curve(curves: Sequence[Curve]) -> Curve:
     )
 
 
-def class_thresholds(curves: Sequence[ClassCurve], *, default: float) -> NDArray[np.float64]:
+def class_thresholds(curves: Sequence[Curve], *, default: float) -> NDArray[np.float64]:
     """Return each class's best threshold [K]; `default` where no box of the class is right."""
-    return np.array(
-        [item.curve.best.threshold if item.curve.best else default for item in curves], float
-    )
+    return np.array([curve.best.threshold if curve.best else default for curve in curves], float)

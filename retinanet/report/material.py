@@ -35,7 +35,6 @@ from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import Evaluation, coco_metric
 from retinanet.evaluation.output import evaluation_files, evaluation_name
 from retinanet.report.curves import (
-    ClassCurve,
     Curve,
     OperatingPoint,
     class_curves,
@@ -72,7 +71,7 @@ class Material:
     trained_images: int | None  # Images that the detector was trained on; None: not known
     detections: SplitDetections
     evaluation: Evaluation
-    curves: Sequence[ClassCurve]  # In the categories' order, as all that follows
+    curves: Sequence[Curve]  # In the categories' order, as all that follows
     joint: Curve
     thresholds: NDArray[np.float64]  # [K]
     mistakes: Mistakes
@@ -169,7 +168,7 @@ def read_material(
         kept = result.detections, result.evaluation
     detections, evaluation = kept
     curves = class_curves(dataset.annotations, detections)
-    joint = joint_curve([item.curve for item in curves])
+    joint = joint_curve(curves)
     default = joint.best.threshold if joint.best else 0.5
     trained = training_images(dataset, config=config, run=run)
     thresholds = class_thresholds(curves, default=default)

@@ -29,7 +29,7 @@ from common.page import (
     chart,
 )
 from data.annotations import shown_size
-from retinanet.report.curves import ClassCurve, Curve
+from retinanet.report.curves import Curve
 from retinanet.report.findings import all_suggestions
 from retinanet.report.material import Material
 from retinanet.report.mistakes import FALSE_POSITIVES, Kind, confused_pairs
@@ -408,11 +408,11 @@ CLASS_COLUMNS = (
 def classes_table(material: Material) -> Table:
     """Return AP, best threshold, precision and recall of each class, the lowest AP first."""
     rows = []
-    for item, result in zip(material.curves, material.evaluation.classes, strict=True):
-        best = item.curve.best
+    for curve, result in zip(material.curves, material.evaluation.classes, strict=True):
+        best = curve.best
         point = (best.threshold, best.precision, best.recall, best.f1) if best else [None] * 4
         numbers = [None if math.isnan(value) else value for value in (result.map, result.map_50)]
-        rows.append((item.name, *numbers, *point, result.true_boxes))
+        rows.append((result.name, *numbers, *point, result.true_boxes))
     rows.sort(key=lambda row: (row[1] is None, row[1], row[0]))
     best = material.best
     totals: list[tuple[object, ...]] = []
@@ -433,17 +433,17 @@ def classes_table(material: Material) -> Table:
 def curve_blocks(material: Material) -> list[Block]:
     """Return precision against recall, and F1 against score, of all classes together and each."""
     found = [
-        (result, item)
-        for item, result in zip(material.curves, material.evaluation.classes, strict=True)
-        if item.curve.best is not None
+        (result, curve)
+        for curve, result in zip(material.curves, material.evaluation.classes, strict=True)
+        if curve.best is not None
     ]
     if not found:
         return []
     found.sort(key=lambda pair: (pair[0].map, pair[0].name))
     everything = ("all classes, one threshold", class_plots("all classes", material.joint))
     groups = [
-        (f"{item.name}: AP50 {result.map_50:.3f}", class_plots(item.name, item.curve))
-        for result, item in found[:CURVE_CLASSES]
+        (f"{result.name}: AP50 {result.map_50:.3f}", class_plots(result.name, curve))
+        for result, curve in found[:CURVE_CLASSES]
     ]
     if len(found) <= OPEN_CLASSES:
         return [Plots([everything, *groups], CURVES_CAPTION)]
@@ -496,9 +496,8 @@ def thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [points[row] for row in rows.tolist()]
 
 
-def curve_records(item: ClassCurve) -> list[dict[str, float]]:
+def curve_records(curve: Curve) -> list[dict[str, float]]:
     """Return the points of a class's curve that the page shows, for JSON."""
-    curve = item.curve
     rows = zip(curve.scores, curve.precision, curve.recall, curve.f1, strict=True)
     names = ("score", "precision", "recall", "f1")
     points = [dict(zip(names, map(float, row), strict=True)) for row in rows]

@@ -73,7 +73,6 @@ def propose(
         for row in images_in_other(names, folder, other_names=others, other_folder=place)[::-1]:
             del names[row], sources[row]
     detector = Detector(material.checkpoint, precision=material.precision)
-    network = material.checkpoint.build_model().eval()
     files, found, features = [], [], []
     shown = progress(console, "pictures without labels", total=len(sources))
     with ThreadPoolExecutor(THREADS) as pool, shown as advance:
@@ -83,11 +82,11 @@ def propose(
                 continue
             files.append(str(source.file))
             found += detector.detect([pixels], least_score=SCORE_THRESHOLD)
-            features.append(pool_features(network, pixels, material))
+            features.append(pool_features(detector.network, pixels, material))
             advance(len(files), "")
     if not files:
         raise InputError(f"{folder}: no picture without labels; give a folder that has some")
-    trained = training_features(network, material, console)
+    trained = training_features(detector.network, material, console)
     values = value_boxes(found, detector.names, material)
     return len(files), [
         Candidate(files[row], reason, evidence, found[row], detector.names)

@@ -122,11 +122,20 @@ def test_overrides_reach_nested_fields_with_their_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", ["training.class_weights={Bus: 3}", "training.class_weights.Bus=3"]
+    ("pair", "value"),
+    [
+        ("training.class_weights={Bus: 3}", {"Bus": 3}),
+        ("training.class_weights.Bus=3", {"Bus": 3}),
+        ("training.beta1=0.5", 0.5),
+        ("distributed.batch_split=speed", "speed"),
+        ("distributed.batch_split=[3, 1]", (3, 1)),
+    ],
 )
-def test_class_weights_are_given_by_name(pair: str) -> None:
+def test_values_of_several_kinds_survive_a_round_trip(pair: str, value: object) -> None:
     config = load_config("demo.yaml", [pair])
-    assert config.training.class_weights == {"Bus": 3}
+    section, field = pair.partition("=")[0].split(".")[:2]
+    assert getattr(getattr(config, section), field) == value
+    assert config_from_tree(config_to_tree(config), source="tree") == config
     assert config_from_tree(read_yaml(as_yaml(config), "text"), "text") == config
 
 

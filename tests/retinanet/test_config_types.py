@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from retinanet.config import config_to_tree
-from retinanet.config_file import config_from_tree, load_config
+from retinanet.config_file import load_config
 from retinanet.config_types import (
     BatchSplit,
     Interval,
@@ -15,8 +14,6 @@ from retinanet.config_types import (
     explicit_momentum,
     group_of_rank,
     implicit_momentum,
-    is_interval,
-    largest_batch,
     parse_interval,
     planned_groups,
     planned_split,
@@ -44,14 +41,8 @@ from tests.support.commands import error_message
     ],
 )
 def test_intervals_in_time_steps_and_epochs(text: str, expected: Interval) -> None:
-    assert is_interval(text) and parse_interval(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "steps", "min", "0 steps", "-1h", "1.5h", "30", "30 m", "epoch 2", "9" * 20 + "s"]
-)
-def test_invalid_intervals(text: str) -> None:
-    assert not is_interval(text)
+    checkpoint = load_config("demo.yaml", [f"checkpoint.every={text}"]).checkpoint
+    assert parse_interval(checkpoint.every) == expected
 
 
 def slowest(split: tuple[int, ...], speeds: list[float]) -> float:
@@ -80,9 +71,7 @@ def test_split_by_speed_has_the_fastest_slowest_rank(
 def test_split_at_start() -> None:
     for split in ("even", "speed"):
         assert split_at_start(split, batch_size=3, ranks=4) == (3, 3, 3, 3)
-        assert largest_batch(split, batch_size=3) == 3
     assert split_at_start((3, 1), batch_size=2, ranks=2) == (3, 1)
-    assert largest_batch((1, 3), batch_size=2) == 3
 
 
 @pytest.mark.parametrize(
@@ -198,6 +187,11 @@ def test_settings_that_groups_exclude_are_refused(override: str, field: str) -> 
             for section in ("onednn", "trace")
         ),
         (
+            "checkpoint.every",
+            ["", "steps", "min", "0 steps", "-1h", "1.5h", "30", "30 m", "epoch 2", "9" * 20 + "s"],
+            "a time, steps or epochs, such as 30min, 2h, 500 steps or epoch",
+        ),
+        (
             "training.milestones",
             ["[16, 8]", "[8, 8]", "[0]", "[-1]", "[true]", "[.nan]", "[a]", "8", "{}", "null"],
             "rising numbers of epochs, such as [16, 22]",
@@ -209,20 +203,6 @@ def test_invalid_values_are_refused(field: str, values: list[str], expected: str
         message = error_message(load_config, "demo.yaml", [f"{field}={value}"])
         assert message.startswith(f"command line: {field}: ")
         assert expected in message
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["distributed.batch_split=speed"],
-        ["distributed.batch_split=[3, 1]"],
-        ["distributed.groups=4", "training.beta1=auto"],
-        ["distributed.groups=4", "training.beta1=0.5"],
-    ],
-)
-def test_split_and_groups_survive_a_round_trip(overrides: list[str]) -> None:
-    config = load_config("demo.yaml", overrides)
-    assert config_from_tree(config_to_tree(config), source="tree") == config
 
 
 @pytest.mark.parametrize(("groups", "beta1"), [(1, 0.9), (2, 0.4), (4, 0.15), (10, 0), (16, 0)])

@@ -106,7 +106,7 @@ def test_boxes_equal_those_of_the_command(
 def test_torchvision_finds_the_same(detector: Path, photos: list[Path], tmp_path: Path) -> None:
     loaded = Detector.load(detector, precision="float32")
     model = torchvision_retinanet(len(NAMES), fixed_size=(64, 64)).eval()
-    model.load_state_dict(loaded._model.state_dict(), strict=False)
+    model.load_state_dict(loaded.network.state_dict(), strict=False)
     for photo in [*photos[:2], tmp_path / "turned.jpg"]:
         found = loaded.predict(photo, min_score=0.051)
         image = resize_image(decode_image(photo, apply_exif_orientation=True), (64, 64))

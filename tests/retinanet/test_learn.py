@@ -71,10 +71,6 @@ def test_each_format_is_read_and_divided(tmp_path: Path, write: Callable[[Path],
         assert all((splits[name].images / file).is_file() for file in part.file_names)
 
 
-def learn(source: Path, out: Path, *options: str) -> CompletedProcess[str]:
-    return run_program(sys.executable, "-m", "retinanet", "learn", source, "--out", out, *options)
-
-
 @pytest.fixture(scope="module")
 def photos(root: Path) -> Path:
     write_yolo_set(root / "my photos")
@@ -84,7 +80,8 @@ def photos(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def learned(root: Path, photos: Path) -> tuple[Path, CompletedProcess[str]]:
     """The folder and the output of a call with time for a step at most."""
-    return root / "out", learn(photos, root / "out", "--hours", "1e-5")
+    command = (sys.executable, "-m", "retinanet", "learn", photos, "--out", root / "out")
+    return root / "out", run_program(*command, "--hours", "1e-5")
 
 
 @pytest.mark.slow
@@ -110,21 +107,22 @@ def test_photos_become_a_detector_and_a_page(
 
 @pytest.mark.slow
 def test_second_call_goes_on_and_another_one_is_refused(
-    learned: tuple[Path, CompletedProcess[str]], photos: Path
+    learned: tuple[Path, CompletedProcess[str]], photos: Path, run_here: RunHere
 ) -> None:
     out, _ = learned
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    done = learn(photos, out, "--hours", "1e-5")
-    assert done.returncode == FINISHED and "finished" in done.stdout, done.stderr
+    command = ("learn", photos, "--out", out, "--hours")
+    done = run_here(main, *command, "1e-5")
+    assert done.returncode == FINISHED and "goes on with it" in done.stdout, done.stderr
     after = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert after == before
-    line = error_line(learn(photos, out, "--hours", "3"))
+    line = error_line(run_here(main, *command, "3"))
     assert line.startswith(f"error: {out}/my-photos.yaml: not of ") and "hours 3.0" in line
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
-    learned: tuple[Path, CompletedProcess[str]], photos: Path, tmp_path: Path
+    learned: tuple[Path, CompletedProcess[str]], photos: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(learned[0], out, ignore=shutil.ignore_patterns("detector"))
@@ -132,16 +130,18 @@ def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
     text = file.read_text().replace(f'"{learned[0].parent}/out"', f'"{out}"')
     text = text.replace("epochs: 1 ", "epochs: 12 ").replace("max_steps: 1", "max_steps: null")
     file.write_text(text.replace("every: 1", "every: 12"))
-    command = (sys.executable, "-m", "retinanet", "learn")
-    job = start_program(*command, photos, "--out", out, "--hours", "1e-5")
+    command = ("learn", photos, "--out", out, "--hours", "1e-5")
+    job = start_program(sys.executable, "-m", "retinanet", *command)
     wait_for_steps(out / "detector", job, count=2)
     job.send_signal(signal.SIGINT)
     stdout, stderr = job.communicate()
     assert job.returncode == STOPPED_BY_SIGNAL, stderr
     assert stdout.endswith("or repeat this command, which goes on from there\n")
     assert 2 <= read_checkpoint(out / "detector").position.step < 12
-    done = learn(photos, out, "--hours", "1e-5")
-    assert done.returncode == FINISHED and "resumed" in done.stdout, done.stderr
+    begun = (out / "detector" / "metrics.jsonl").read_text()
+    done = run_here(main, *command)
+    assert done.returncode == FINISHED, done.stderr
+    assert (out / "detector" / "metrics.jsonl").read_text().startswith(begun)
     assert read_checkpoint(out / "detector").position.step == 12
 
 
@@ -256,8 +256,12 @@ def test_start_is_the_best_that_is_here(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_start_from_a_run_keeps_the_shape_of_the_photos(
-    learned: tuple[Path, CompletedProcess[str]], photos: Path, tmp_path: Path
+    learned: tuple[Path, CompletedProcess[str]],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("retinanet.learn.measure_steps", lambda file: (0.5, 2))
     run, file = learned[0] / "detector", tmp_path / "out" / "my-photos.yaml"
     labels = LabelOptions(source=photos)
     options = LearnOptions(labels=labels, hours=1e-5, weights=str(run))
@@ -266,4 +270,3 @@ def test_start_from_a_run_keeps_the_shape_of_the_photos(
     assert config.model.weights == str(run) and config.model.norm == "frozen"
     assert config.model.backbone == "resnext50_32x4d" and config.model.variant == "v1"
     assert config.data.resize == "letterbox" and config.data.image_size == (96, 128)
-    assert not [path for path in file.parent.iterdir() if path.name.startswith("tmp")]

@@ -12,7 +12,14 @@ from retinanet.config_file import load_config
 from retinanet.config_sections import EngineConfig, ModelConfig, TrainingConfig
 from retinanet.config_types import BEST_COCO_DETECTOR, LogitCopies, field_marks
 from retinanet.engine.engines import prepare_training
-from retinanet.memory import BYTES, forward_values, images_that_fit, model_bytes, training_bytes
+from retinanet.memory import (
+    BYTES,
+    forward_values,
+    images_that_fit,
+    model_bytes,
+    training_bytes,
+    training_images,
+)
 from retinanet.training.build import build_model, build_optimizer
 from retinanet.training.checkpoint import optimizer_tensors
 from retinanet.training.ema import WeightAverage
@@ -142,6 +149,12 @@ def test_even_batch_fits_without_free_memory() -> None:
 def test_more_memory_fits_more_images_and_ranks_share_it() -> None:
     assert fitting(1000) > fitting(100) > fitting(20) > 4
     assert fitting(100, local_ranks=8) < fitting(100, local_ranks=2) < fitting(100)
+
+
+@pytest.mark.parametrize(("split", "images"), [("even", 2), ("speed", 2), ("[1, 3]", 3)])
+def test_estimate_is_for_the_rank_with_most_images(split: str, images: int) -> None:
+    settings = ["training.batch_size=2", f"distributed.batch_split={split}"]
+    assert training_images(load_config("demo.yaml", settings)) == images
 
 
 def test_unknown_free_memory_sets_no_limit() -> None:

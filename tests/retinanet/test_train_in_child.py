@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 import torch
 
 from common.errors import InputError, NonFiniteLossError, WorkerDiedError
-from common.files import read_json_lines
 from retinanet import EvaluationRecord, StepRecord, Training, train
 from retinanet.metrics_reader import MetricsReader
 from retinanet.train_in_child import override_pairs
@@ -226,8 +222,9 @@ for record in training:
 """
 
 
-def killed_caller(run: Path, number: signal.Signals) -> None:
-    """End a program that follows a training by a signal; require that the training ends with it."""
+@pytest.mark.slow
+def test_a_run_ends_with_its_killed_caller_and_is_resumed_and_finished(root: Path) -> None:
+    run = root / "left"
     settings = tiny(run, training={"epochs": 500})
     settings["run"]["root"] = str(run.parent)
     caller = start_program(
@@ -237,25 +234,10 @@ def killed_caller(run: Path, number: signal.Signals) -> None:
     process = int(caller.stdout.readline())
     assert caller.stdout.readline().startswith("step 1, ")
     everything = [process, *child_processes(process)]
-    os.kill(caller.pid, number)
+    caller.kill()
     caller.wait(60)
-    end = time.monotonic() + 60
-    while any(map(is_running, everything)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert [number for number in everything if is_running(number)] == []
+    wait_until_ended(everything, seconds=60)
     assert (run / "checkpoints" / "last" / "state.json").is_file()
-
-
-@pytest.mark.slow
-def test_the_training_ends_with_its_killed_caller(root: Path) -> None:
-    killed_caller(root / "killed", signal.SIGKILL)
-    assert read_json_lines(root / "killed" / "metrics.jsonl")
-
-
-@pytest.mark.slow
-def test_a_run_is_interrupted_resumed_and_finished(root: Path) -> None:
-    run = root / "left"
-    killed_caller(run, signal.SIGINT)
     done = read_records(run, kind="step")[-1]["step"]
     training = train("demo", resume=True, **tiny(run, training={"max_steps": done + 2}))
     records = list(training)

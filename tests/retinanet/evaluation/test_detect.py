@@ -1,17 +1,15 @@
 import io
-import json
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 from data.annotations import ClassMap, ImageSize, Resize, TrainingRules, input_size
 from data.augmentation import view_boxes, whole_view
-from data.coco_json import read_annotations
 from data.dataset import DetectionDataset
 from data.loader import evaluation_loader
 from retinanet.engine.engines import Forward, torch_forward
@@ -26,6 +24,7 @@ from retinanet.model.postprocess import Detections
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.signals import StopRequest
 from retinanet.training.train_state import seed_everything
+from tests.retinanet.report.samples import split, write_split
 
 pytestmark = pytest.mark.slow
 SIZES = [(96, 48), (48, 96), (64, 64)]
@@ -34,23 +33,14 @@ SIZES = [(96, 48), (48, 96), (64, 64)]
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataset:
-    folder = tmp_path_factory.mktemp("images")
-    random = np.random.default_rng(0)
-    images = []
-    for index, (width, height) in enumerate(SIZES):
-        name = f"{index}.png"
-        pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
-        images.append({"id": 100 - index, "file_name": name, "width": width, "height": height})
-    content = {
-        "images": images,
-        "annotations": [{"id": 1, "image_id": 100, "category_id": 70, "bbox": [8, 8, 30, 30]}],
-        "categories": [{"id": 70, "name": "seventy"}, {"id": 30, "name": "thirty"}],
-    }
-    (folder / "labels.json").write_text(json.dumps(content))
-    annotations = read_annotations(folder / "labels.json")
+    folder = tmp_path_factory.mktemp("images") / "written"
+    drawn = split([(70, (8, 8, 38, 38))], [], [], names=("seventy", "thirty"), ids=(70, 30))
+    widths, heights = np.array(SIZES, np.int32).T
+    annotations = replace(drawn, image_ids=np.array([100, 99, 98]), widths=widths, heights=heights)
+    write_split(folder, annotations)
     classes = ClassMap.contiguous(annotations.category_ids, annotations.category_names)
-    return DetectionDataset(annotations, folder, classes, TrainingRules(image_size=64), train=False)
+    rules = TrainingRules(image_size=64)
+    return DetectionDataset(annotations, folder / "data", classes, rules, train=False)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from retinanet.__main__ import main
 from retinanet.detector import Detector
 from retinanet.evaluation.matching import xywh
 from retinanet.training.convert import convert_detector
+from tests.retinanet.report.samples import split, write_split
 from tests.support.commands import RunHere, error_line
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.random_detectors import NAMES
@@ -20,21 +21,10 @@ from tests.support.random_detectors import NAMES
 @pytest.fixture
 def data(tmp_path: Path) -> list[str | Path]:
     """Options for three images with one box each."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    images, boxes = [], []
-    for number in (1, 2, 3):
-        pixels = np.random.default_rng(number).integers(0, 256, (60, 90, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "width": 90, "height": 60})
-        boxes.append({"id": number, "image_id": number, "category_id": 7, "bbox": [9, 9, 50, 40]})
-    categories = [
-        {"id": category_id, "name": name}
-        for category_id, name in zip((7, 8, 44), NAMES, strict=True)
-    ]
-    content = {"images": images, "annotations": boxes, "categories": categories}
-    (tmp_path / "boxes.json").write_text(json.dumps(content))
-    return ["--annotations", tmp_path / "boxes.json", "--images", folder]
+    photos, box = tmp_path / "photos", (9, 9, 59, 49)
+    write_split(photos, split(*[[(7, box)]] * 3, names=NAMES, ids=(7, 8, 44)))
+    annotations = photos / "labels" / "openimages-mlperf.json"
+    return ["--annotations", annotations, "--images", photos / "data"]
 
 
 @pytest.mark.slow
@@ -125,20 +115,20 @@ def test_tiles_measure_what_predict_finds_in_tiles(
     detector: Path, data: list[str | Path], tmp_path: Path, run_here: RunHere
 ) -> None:
     """The second image's file is half as large as annotated: its boxes are scaled."""
-    with Image.open(tmp_path / "photos" / "2.png") as image:
-        image.resize((45, 30)).save(tmp_path / "photos" / "2.png")
+    files = [tmp_path / "photos" / "data" / f"{number}.png" for number in range(3)]
+    with Image.open(files[1]) as image:
+        image.resize((100, 50)).save(files[1])
     numbers = tmp_path / "map.json"
-    words = ["--checkpoint", detector, "--tiles", "40", "--precision", "float32"]
+    words = ["--checkpoint", detector, "--tiles", "80", "--precision", "float32"]
     words += ["--json", numbers]
     done = run_here(main, "evaluate", *words, *data, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "step 7, 3 images, float32, tiles of 40 pixels that share 0.2\n" in done.stdout
-    assert json.loads(numbers.read_text())["tiles"] == {"side": 40, "overlap": 0.2}
+    assert "step 7, 3 images, float32, tiles of 80 pixels that share 0.2\n" in done.stdout
+    assert json.loads(numbers.read_text())["tiles"] == {"side": 80, "overlap": 0.2}
     measured = json.loads((tmp_path / "out" / "step-000007.json").read_text())
-    files = [tmp_path / "photos" / f"{number}.png" for number in (1, 2, 3)]
-    found = Detector.load(detector, precision="float32").predict(files, min_score=0.05, tiles=40)
-    scales = {1: 1, 2: 2, 3: 1}
-    for number, result in enumerate(found, 1):
+    found = Detector.load(detector, precision="float32").predict(files, min_score=0.05, tiles=80)
+    scales = {10: 1, 11: 2, 12: 1}
+    for number, result in enumerate(found, 10):
         boxes = [box["bbox"] for box in measured if box["image_id"] == number]
         assert len(boxes) == len(result) > 20
         expected = xywh(result.boxes) * scales[number]

@@ -3,7 +3,6 @@ import io
 import json
 import math
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,17 @@ from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import METRICS, TABLES, Tables, coco_metric
 from retinanet.evaluation.output import detections_as_json
 from retinanet.report.curves import class_curves
-from tests.retinanet.report.samples import random_split, reordered, without_ties
+from tests.retinanet.report.samples import (
+    CAT,
+    IDS,
+    Box,
+    True_,
+    predictions,
+    random_split,
+    reordered,
+    split,
+    without_ties,
+)
 
 COCO128 = Path(__file__).resolve().parents[4] / "shared/data/coco128/annotations"
 LABELS = COCO128 / "instances_train2017.json"
@@ -131,34 +140,16 @@ def test_both_libraries_have_equal_tables(scored: Scored) -> None:
     assert_equal_tables(scored.annotations, scored.detections)
 
 
-def test_boxes_on_a_limit_of_areas_belong_to_both_sides(tmp_path: Path) -> None:
+def test_boxes_on_a_limit_of_areas_belong_to_both_sides() -> None:
     sides = [31, 32, 33, 95, 96, 97]
-    boxes = [[100 * place, 0, side, side] for place, side in enumerate(sides)]
-    content = {
-        "images": [
-            {"id": number, "file_name": f"{number}.jpg", "width": 700, "height": 99}
-            for number in (1, 2)
-        ],
-        "categories": [{"id": 1, "name": "square"}],
-        "annotations": [
-            {"id": place + 1, "image_id": 1, "category_id": 1, "bbox": box, "iscrowd": 0}
-            | {"area": box[2] * box[3]}
-            for place, box in enumerate(boxes)
-        ],
-    }
-    (tmp_path / "truth.json").write_text(json.dumps(content))
-    annotations = read_annotations(tmp_path / "truth.json")
-    corners = np.array([[x, y, x + width, y + height] for x, y, width, height in boxes], float)
+    boxes = [(100.0 * place, 0.0, 100.0 * place + side, side) for place, side in enumerate(sides)]
+    annotations = split([(CAT, box) for box in boxes], [])
     for side in sides:  # found in the second image, where there is nothing
-        wrong = corners[[sides.index(side)]]
-        detections = SplitDetections.from_images(
-            [
-                ImageDetections(1, corners, np.full(6, 0.5), np.ones(6, np.int64)),
-                ImageDetections(2, wrong, np.ones(1), np.ones(1, np.int64)),
-            ]
-        )
-        tables = assert_equal_tables(annotations, detections)
-        below, between, above = (tables.precision[0, 0, 0, area, -1] < 1 for area in (1, 2, 3))
+        wrong = boxes[sides.index(side)]
+        found = predictions([(CAT, box, 0.5) for box in boxes], [(CAT, wrong, 1.0)])
+        tables = assert_equal_tables(annotations, found)
+        column = sorted(IDS).index(CAT)
+        below, between, above = (tables.precision[0, 0, column, area, -1] < 1 for area in (1, 2, 3))
         assert (below, between, above) == (side <= 32, 32 <= side <= 96, side >= 96)
 
 
@@ -214,49 +205,24 @@ def test_order_of_images_categories_and_boxes_changes_no_number(
     second = reordered(*first, seed=seed)
     ours, others = (coco_metric(*split, library=library) for split in (first, second))
     assert others.summary == pytest.approx(ours.summary, rel=0, abs=1e-12, nan_ok=True)
-    classes, curves = (
-        [sorted(of(*split), key=attrgetter("category_id")) for split in (first, second)]
-        for of in (lambda t, f: coco_metric(t, f, library=library).classes, class_curves)
-    )
-    for one, other in zip(*classes, strict=True):
+    classes = [
+        sorted(zip(evaluated.classes, class_curves(*split), strict=True),
+               key=lambda pair: pair[0].category_id)
+        for evaluated, split in ((ours, first), (others, second))
+    ]  # fmt: skip
+    for (one, curve), (other, other_curve) in zip(*classes, strict=True):
         assert one.name == other.name and one.found_boxes == other.found_boxes
         assert other.map == pytest.approx(one.map, rel=0, abs=1e-12, nan_ok=True)
-    for one, other in zip(*curves, strict=True):
-        assert one.curve.scores.tolist() == other.curve.scores.tolist()
-        assert one.curve.true_positives.tolist() == other.curve.true_positives.tolist()
+        assert curve.scores.tolist() == other_curve.scores.tolist()
+        assert curve.true_positives.tolist() == other_curve.true_positives.tolist()
     for image_id in first[0].image_ids.tolist():
         scores = [split[1].in_image(image_id).scores.tolist() for split in (first, second)]
         assert scores[0] == scores[1] == sorted(scores[0], reverse=True)
 
 
-def one_image(*boxes: tuple[int, tuple[float, ...], bool]) -> Annotations:
-    """One image with the given (category, xyxy, crowd); categories 9 and 4, in this order."""
-    corners = np.array([box for _, box, _ in boxes], dtype=np.float64).reshape(-1, 4)
-    return Annotations(
-        category_ids=np.array([9, 4]),
-        category_names=("nine", "four"),
-        image_ids=np.array([5]),
-        file_names=("a.png",),
-        widths=np.array([200], np.int32),
-        heights=np.array([200], np.int32),
-        is_displayed=np.array([False]),
-        box_offsets=np.array([0, len(boxes)]),
-        boxes=corners,
-        box_category_ids=np.array([category for category, _, _ in boxes], np.int64),
-        box_is_crowd=np.array([crowd for _, _, crowd in boxes], np.bool_),
-        box_areas=(corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1]),
-        box_ids=np.arange(len(boxes)),
-    )
-
-
-def one_image_detections(*boxes: tuple[int, tuple[float, ...], float]) -> SplitDetections:
-    image = ImageDetections(
-        image_id=5,
-        boxes=np.array([box for _, box, _ in boxes], dtype=np.float64).reshape(-1, 4),
-        scores=np.array([score for _, _, score in boxes], dtype=np.float64),
-        category_ids=np.array([category for category, _, _ in boxes], np.int64),
-    )
-    return SplitDetections.from_images([image])
+def one_image(*boxes: True_) -> Annotations:
+    """One image; categories 9 and 4, in this order."""
+    return split(boxes, names=("nine", "four"), ids=(9, 4))
 
 
 BOX = (10.0, 10.0, 50.0, 50.0)
@@ -266,14 +232,14 @@ FAR = (100.0, 100.0, 150.0, 150.0)
 NONE = SplitDetections.from_images([])
 
 
-@pytest.mark.parametrize("detections", [NONE, one_image_detections()])
+@pytest.mark.parametrize("detections", [NONE, predictions([])])
 @libraries
 def test_no_detections_have_map_0(detections: SplitDetections, library: MetricLibrary) -> None:
     evaluation = coco_metric(one_image((4, BOX, False)), detections, library=library)
     assert evaluation.map == 0 and evaluation.per_class == {"four": 0}
 
 
-@pytest.mark.parametrize("detections", [NONE, one_image_detections((4, BOX, 0.9))])
+@pytest.mark.parametrize("detections", [NONE, predictions([(4, BOX, 0.9)])])
 @pytest.mark.parametrize("truth", [one_image(), one_image((4, BOX, True))])
 @libraries
 def test_no_true_boxes_or_only_crowds_have_no_numbers(
@@ -287,7 +253,7 @@ def test_no_true_boxes_or_only_crowds_have_no_numbers(
 @libraries
 def test_classes_keep_their_names_if_ids_do_not_ascend(library: MetricLibrary) -> None:
     truth = one_image((9, BOX, False), (4, FAR, False))
-    evaluation = coco_metric(truth, one_image_detections((9, BOX, 0.9)), library=library)
+    evaluation = coco_metric(truth, predictions([(9, BOX, 0.9)]), library=library)
     assert evaluation.per_class == {"nine": pytest.approx(1), "four": 0}
     assert list(evaluation.per_class) == ["nine", "four"]
     assert evaluation.map == pytest.approx(0.5)
@@ -300,17 +266,17 @@ def test_classes_keep_their_names_if_ids_do_not_ascend(library: MetricLibrary) -
 )
 @libraries
 def test_false_positives_in_a_crowd_do_not_count(
-    box: tuple[float, ...], map_value: float, library: MetricLibrary
+    box: Box, map_value: float, library: MetricLibrary
 ) -> None:
     truth = one_image((4, BOX, False), (4, FAR, True))
-    detections = one_image_detections((4, box, 0.99), (4, BOX, 0.5))
+    detections = predictions([(4, box, 0.99), (4, BOX, 0.5)])
     assert coco_metric(truth, detections, library=library).map == pytest.approx(map_value)
 
 
 @libraries
 def test_box_with_iou_065_counts_at_four_of_ten_thresholds(library: MetricLibrary) -> None:
     # 40×26.2 of 40×40: IoU 0.655, above 0.50, 0.55, 0.60 and 0.65
-    detections = one_image_detections((4, (10.0, 10.0, 50.0, 36.2), 0.9))
+    detections = predictions([(4, (10.0, 10.0, 50.0, 36.2), 0.9)])
     evaluation = coco_metric(one_image((4, BOX, False)), detections, library=library)
     assert evaluation.map == pytest.approx(0.4)
     assert evaluation.summary["map_50"] == pytest.approx(1)

@@ -202,31 +202,43 @@ def test_files_of_the_checkpoint_are_not_replaced(
     assert weights.read_bytes() == before
 
 
+@pytest.fixture
+def folder(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with two files, of a machine without runtimes for programs."""
+    for package in ("openvino", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    for name in ("old.onnx", "old.pt2"):
+        Path(name).write_text("mine")
+    return tmp_path
+
+
+EXTENSIONS = ".pth (torch.load) or .safetensors"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "m"), ".onnx (ONNX)"),
+        (("--out", "old.pt2"), "old.pt2: exists; give --overwrite"),
+        (("--out", "free.onnx"), "onnxruntime not installed; run `make serving`"),
+        (("--out", "a.xml"), ".xml needs --format openvino"),
+        (("--out", "a.xml", "--format", "openvino"), "not installed; run `make openvino`"),
+        (("--out", "a.onnx", "--format", "openvino"), "OpenVINO's IR; use .xml"),
+        (("--out", "a.pt2", "--int8"), "--int8: needs --format openvino"),
+        (("--out", "a.pt2", "--images", "a"), "--annotations and --images: need --int8"),
+        (("--out", "a.pt2", "--image", "none.jpg"), "none.jpg: no such image"),
+        (("--out", "a.pth"), "--format torchvision"),
+        (("--out", "a.safetensors"), "--format torchvision"),
+        (("--out", "a.onnx", "--format", "torchvision"), EXTENSIONS),
+        (("--out", "a", "--format", "torchvision"), "(no extension)"),
+        (("--out", "a.pt2", "--checkpoint", "none"), "none: does not exist"),
+        (("--out", "a.pt2", "--checkpoint", "old.onnx"), "is an exported model; give --checkpoint"),
+    ],
+)
 def test_wrong_options_are_errors_on_one_line(
-    detector: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], message: str, folder: Path, detector: Path, run_here: RunHere
 ) -> None:
-    def error(*arguments: str | Path) -> str:
-        done = run_here(main, "export", *arguments)
-        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-        return done.stderr
-
-    existing, free, missing = (tmp_path / name for name in ("old.onnx", "free.onnx", "none"))
-    existing.write_text("mine")
-    assert "does not exist" in error("--checkpoint", missing, "--out", free)
-    assert ".onnx (ONNX)" in error("--checkpoint", detector, "--out", tmp_path / "m")
-    assert "--overwrite" in error("--checkpoint", detector, "--out", existing)
-    assert existing.read_text() == "mine"
-    message = error("--checkpoint", existing, "--out", free)
-    assert "exported model" in message and "runs/NAME/checkpoints/best" in message
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if not installed
-    message = error("--checkpoint", detector, "--out", free)
-    assert "onnxruntime not installed" in message and "make serving" in message
-    assert [file.name for file in tmp_path.iterdir()] == ["old.onnx"]
-
-
-def test_missing_image_is_an_error(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
-    image = tmp_path / "none.jpg"
-    arguments = ["--checkpoint", detector, "--out", tmp_path / "a.pt2", "--image", image]
-    done = run_here(main, "export", *arguments)
-    assert (done.returncode, done.stdout) == (2, "") and f"{image}: no such image" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    done = run_here(main, "export", "--checkpoint", detector, *words)
+    assert message in error_line(done) and done.stdout == ""
+    assert [file.read_text() for file in folder.iterdir()] == ["mine", "mine"]

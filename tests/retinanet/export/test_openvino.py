@@ -164,23 +164,6 @@ def test_interrupted_calibration_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--int8", "--out", "a.pt2"), "--int8: needs --format openvino"),
-        (("--images", "a", "--out", "a.pt2"), "--annotations and --images: need --int8"),
-        (("--format", "openvino", "--out", "a.onnx"), "OpenVINO's IR; use .xml"),
-        (("--out", "a.xml"), ".xml needs --format openvino"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    detector: Path, run_here: RunHere, words: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    words = (*words[:-1], str(tmp_path / words[-1]))
-    assert message in error_line(run_here(main, "export", "--checkpoint", detector, *words))
-    assert list(tmp_path.iterdir()) == []
-
-
 @with_openvino
 def test_missing_validation_images_are_named(
     detector: Path, run_here: RunHere, tmp_path: Path
@@ -188,12 +171,3 @@ def test_missing_validation_images_are_named(
     words = ("--format", "openvino", "--int8", "--out", tmp_path / "a.xml")
     done = run_here(main, "export", "--checkpoint", detector, *words)
     assert "validation images of its training are not here" in error_line(done)
-
-
-def test_what_installs_openvino_is_named(
-    detector: Path, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # as if not installed
-    words = ("--format", "openvino", "--out", tmp_path / "a.xml")
-    message = error_line(run_here(main, "export", "--checkpoint", detector, *words))
-    assert "openvino" in message and "not installed; run `make openvino`" in message

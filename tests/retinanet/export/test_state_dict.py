@@ -21,12 +21,12 @@ from retinanet.export.state_dict import load_state_dict, write_state_dict
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import read_checkpoint
 from retinanet.training.detector_weights import read_detector
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere
 from tests.support.random_detectors import NAMES, random_detector, write_detector
 from tests.support.torchvision_models import torchvision_retinanet
 
 PHOTOS = Path(__file__).resolve().parents[4] / "shared" / "data" / "coco128" / "train2017"
-SIZE = 320
+SIZE = 192
 
 
 def assert_equal_detections(model: RetinaNet, images: Tensor, file: Path) -> int:
@@ -126,16 +126,3 @@ def test_file_loads_strictly_with_both_kinds_of_norms_and_is_converted_back(
     # A converted detector's norms are frozen, which count no batches.
     assert converted.keys() == set(names)
     assert all(torch.equal(converted[name], weights[name]) for name in names)
-
-
-def test_name_must_fit_the_format(detector: Path, tmp_path: Path, run_here: RunHere) -> None:
-    def error(out: str, *options: str) -> str:
-        arguments = ("--checkpoint", detector, "--out", tmp_path / out, *options)
-        line = error_line(run_here(main, "export", *arguments))
-        assert list(tmp_path.iterdir()) == []
-        return line
-
-    assert "--format torchvision" in error("a.pth")
-    assert "--format torchvision" in error("a.safetensors")
-    assert ".pth (torch.load) or .safetensors" in error("a.onnx", "--format", "torchvision")
-    assert "(no extension)" in error("a", "--format", "torchvision")

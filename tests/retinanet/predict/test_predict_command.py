@@ -189,21 +189,6 @@ def test_class_option_selects_classes(detector: Path, tmp_path: Path, run_here: 
     assert "--class: 'four' is not a class of the checkpoint: one, three, two" in done.stderr
 
 
-def test_photo_is_rotated_by_its_exif_orientation(
-    detector: Path, tmp_path: Path, run_here: RunHere
-) -> None:
-    upright, boxes = tmp_path / "upright.png", tmp_path / "boxes.json"
-    pixels = np.random.default_rng(1).integers(0, 256, (100, 40, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(upright)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees
-    Image.fromarray(np.rot90(pixels).copy()).save(tmp_path / "turned.png", exif=exif)
-    arguments = ["--checkpoint", detector, upright, tmp_path / "turned.png", "--no-pictures"]
-    assert run_here(main, "predict", *arguments, "--score", "0.1", "--json", boxes).returncode == 0
-    first, second = group_by_file(read_boxes(boxes)).values()
-    assert [{**box, "file": ""} for box in first] == [{**box, "file": ""} for box in second]
-
-
 def test_errors_come_before_the_weights_are_read(tmp_path: Path, run_here: RunHere) -> None:
     nothing = tmp_path / "none"
     done = run_here(main, "predict", "--checkpoint", nothing, tmp_path / "none.jpg")

@@ -1,6 +1,7 @@
 """Checks of a run: its folder, disk space, ranks and data."""
 
 import fcntl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from retinanet.preflight.run import (
     free_space,
 )
 from retinanet.training.checkpoint import Contents, checkpoint_folder, write_checkpoint
-from retinanet.training.progress import Progress
-from retinanet.training.train_state import ModelDescription, State, random_states
+from retinanet.training.train_state import random_states
 from tests.data.samples import write_json
 from tests.support.mounts import needs_root, tmpfs
+from tests.support.states import MODEL, POSITION, STATE
 from tests.support.training_runs import mark_as_run
 
 
@@ -80,23 +81,16 @@ def test_folders_that_a_run_refuses_are_failures(config: Config, tmp_path: Path)
 
 
 def write_small_checkpoint(folder: Path, config: Config, *, step: int, epoch: int) -> Path:
-    state = State(
-        model=ModelDescription(
-            num_classes=1,
-            norm=config.model.norm,
-            trainable_layers=config.model.trainable_layers,
-            image_size=config.data.image_size,
-            precision=config.engine.precision,
-            classes={"category_ids": [1], "names": ["kite"]},
-        ),
-        position=Progress(
-            step=step, epoch=epoch, images=0, images_per_epoch=8, map_here=None, best_map=None
-        ),
-        setup={"ranks": 1},
-        config=config_to_tree(config),
-        random_states=[random_states()],
-        parts={},
+    model = replace(
+        MODEL,
+        norm=config.model.norm,
+        trainable_layers=config.model.trainable_layers,
+        image_size=config.data.image_size,
+        precision=config.engine.precision,
     )
+    position = replace(POSITION, step=step, epoch=epoch)
+    tree, states = config_to_tree(config), [random_states()]
+    state = replace(STATE, model=model, position=position, config=tree, random_states=states)
     tensors = {"weight": torch.zeros(4)}
     parts = {"model.safetensors": tensors, "optimizer.safetensors": tensors}
     checkpoint = checkpoint_folder(folder / "checkpoints", step)

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from data.annotations import Annotations
+from common.console import make_console
+from data.annotations import BOX_COLUMNS, IMAGE_ARRAYS, Annotations
+from data.formats.convert import write_annotations
 from retinanet.evaluation.matching import ImageDetections, SplitDetections
 from retinanet.evaluation.metric import ClassResult
 from retinanet.report.curves import Curve
@@ -44,6 +48,18 @@ def split(
         box_areas=sides[:, 0] * sides[:, 1],
         box_ids=1 + np.arange(len(boxes)),
     )
+
+
+def write_split(folder: Path, annotations: Annotations) -> None:
+    """Write annotations, and pictures of noise, in the layout of a run's synthetic data."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    sizes = zip(annotations.heights.tolist(), annotations.widths.tolist(), strict=True)
+    for seed, (name, size) in enumerate(zip(annotations.file_names, sizes, strict=True)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "data" / name)
+    file = folder / "labels" / "openimages-mlperf.json"
+    write_annotations(file, annotations, console=make_console(quiet=True))
 
 
 def predictions(*images: Sequence[Predicted]) -> SplitDetections:
@@ -116,20 +132,14 @@ def reordered(
     categories = random.permutation(len(annotations.category_ids))
     slices = [annotations.box_slice(index) for index in images]
     rows = np.concatenate([random.permutation(np.arange(s.start, s.stop)) for s in slices])
-    truth = Annotations(
+    truth = replace(
+        annotations,
         category_ids=annotations.category_ids[categories],
         category_names=tuple(annotations.category_names[index] for index in categories),
-        image_ids=annotations.image_ids[images],
         file_names=tuple(annotations.file_names[index] for index in images),
-        widths=annotations.widths[images],
-        heights=annotations.heights[images],
-        is_displayed=annotations.is_displayed[images],
         box_offsets=np.cumsum([0, *(s.stop - s.start for s in slices)]),
-        boxes=annotations.boxes[rows],
-        box_category_ids=annotations.box_category_ids[rows],
-        box_is_crowd=annotations.box_is_crowd[rows],
-        box_areas=annotations.box_areas[rows],
-        box_ids=annotations.box_ids[rows],
+        **{name: getattr(annotations, name)[images] for name in IMAGE_ARRAYS},
+        **{name: getattr(annotations, name)[rows] for name in BOX_COLUMNS},
     )
     found = random.permutation(len(detections))
     return truth, SplitDetections(*(column[found] for column in detections.columns()))

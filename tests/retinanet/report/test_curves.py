@@ -23,9 +23,8 @@ def test_counts_at_each_score_and_the_best_threshold() -> None:
         [(CAT, LEFT, 0.9), (CAT, (20, 60, 40, 90), 0.6), (CAT, RIGHT, 0.5)],
         [(CAT, (100, 50, 120, 90), 0.3)],
     )
-    cats = class_curves(truth, found)[0]
-    curve = cats.curve
-    assert (cats.name, cats.category_id, curve.true_boxes) == ("cat", CAT, 3)
+    curve = class_curves(truth, found)[0]
+    assert curve.true_boxes == 3
     assert curve.scores == pytest.approx([0.9, 0.6, 0.5, 0.3])
     assert curve.true_positives.tolist() == [1, 1, 2, 2]
     assert curve.false_positives.tolist() == [0, 1, 1, 2]
@@ -48,7 +47,7 @@ def test_equal_scores_are_kept_or_dropped_together() -> None:
 def test_crowd_and_what_is_on_it_do_not_count() -> None:
     truth = split([(DOG, LEFT), (DOG, (100, 0, 200, 100), True)])
     found = predictions([(DOG, LEFT, 0.9), (DOG, RIGHT, 0.8), (DOG, (0, 60, 20, 90), 0.7)])
-    curve = class_curves(truth, found)[1].curve
+    curve = class_curves(truth, found)[1]
     assert (curve.true_boxes, curve.scores.tolist()) == (1, pytest.approx([0.9, 0.7]))
     assert curve.false_positives.tolist() == [0, 1]
 
@@ -56,9 +55,9 @@ def test_crowd_and_what_is_on_it_do_not_count() -> None:
 def test_class_without_right_boxes_has_no_best_threshold() -> None:
     truth = split([(CAT, LEFT)])
     curves = class_curves(truth, predictions([(CAT, RIGHT, 0.9), (DOG, RIGHT, 0.9)]))
-    assert [item.curve.best for item in curves] == [None] * 3
+    assert [curve.best for curve in curves] == [None] * 3
     assert class_thresholds(curves, default=0.3).tolist() == [0.3] * 3
-    assert joint_curve([item.curve for item in curves]).best is None
+    assert joint_curve(curves).best is None
 
 
 @pytest.mark.parametrize(
@@ -84,10 +83,10 @@ def test_precision_recall_and_ap_are_those_of_pycocotools(seed: int) -> None:
     tables = split_tables(truth, found)
     results = coco_metric(truth, found, library="pycocotools").classes
     columns = np.argsort(np.argsort(truth.category_ids))
-    for item, column, result in zip(class_curves(truth, found), columns, results, strict=True):
-        assert item.curve.recall[-1] == pytest.approx(tables.recall[0, column, 0, 2], abs=1e-12)
-        highest = np.maximum.accumulate(item.curve.precision[::-1])[::-1]
-        places = np.searchsorted(item.curve.recall, PARAMETERS.recThrs)
+    for curve, column, result in zip(class_curves(truth, found), columns, results, strict=True):
+        assert curve.recall[-1] == pytest.approx(tables.recall[0, column, 0, 2], abs=1e-12)
+        highest = np.maximum.accumulate(curve.precision[::-1])[::-1]
+        places = np.searchsorted(curve.recall, PARAMETERS.recThrs)
         ours = np.append(highest, 0.0)[places]
         assert ours == pytest.approx(tables.precision[0, :, column, 0, 2], abs=1e-12)
         assert ours.mean() == pytest.approx(result.map_50, abs=1e-12)
@@ -96,7 +95,7 @@ def test_precision_recall_and_ap_are_those_of_pycocotools(seed: int) -> None:
 
 def test_joint_curve_counts_all_classes_at_each_score() -> None:
     truth, found = random_split(seed=3)
-    curves = [item.curve for item in class_curves(truth, found)]
+    curves = class_curves(truth, found)
     joint = joint_curve(curves)
     assert joint.true_boxes == int((~truth.box_is_crowd).sum())
     for score in (0.2, 0.5, 0.75):

@@ -41,7 +41,7 @@ def material(
 ) -> Material:
     """Return the material of a run with an evaluation after each epoch, of `epochs` epochs."""
     curves = class_curves(truth, found)
-    joint = joint_curve([item.curve for item in curves])
+    joint = joint_curve(curves)
     thresholds = class_thresholds(curves, default=joint.best.threshold if joint.best else 0.5)
     config = load_config("demo.yaml", [f"training.epochs={epochs}", "training.target_map=null",
                                        *overrides])  # fmt: skip

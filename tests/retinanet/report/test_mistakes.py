@@ -147,12 +147,12 @@ def test_counts_are_those_of_cocos_matching(seed: int) -> None:
     curves = class_curves(truth, found)
     for thresholds in (np.zeros(4), class_thresholds(curves, default=0.5), np.full(4, 0.6)):
         mistakes = find_mistakes(truth, found, thresholds, images=3)
-        points = [counts_at(item.curve, t) for item, t in zip(curves, thresholds, strict=True)]
+        points = [counts_at(curve, t) for curve, t in zip(curves, thresholds, strict=True)]
         assert np.diag(mistakes.matrix)[:-1].tolist() == [right for right, _ in points]
         # All boxes of a column that are not right are false positives of COCO's metric.
         wrong = mistakes.matrix.sum(axis=0)[:-1] - np.diag(mistakes.matrix)[:-1]
         assert wrong.tolist() == [wrong for _, wrong in points]
-        assert mistakes.matrix[:-1].sum(axis=1).tolist() == [c.curve.true_boxes for c in curves]
+        assert mistakes.matrix[:-1].sum(axis=1).tolist() == [c.true_boxes for c in curves]
         assert (
             mistakes.matrix.sum()
             == sum(mistakes.kinds.values()) + mistakes.missed - (mistakes.kinds[Kind.IGNORED])

@@ -19,11 +19,10 @@ from rich.console import Console
 from common.cli import installed
 from common.console import ignore_progress
 from common.files import write_parts
-from data.annotations import Annotations
 from retinanet.__main__ import main
 from retinanet.config import config_to_tree
 from retinanet.config_file import load_config, parse_run_arguments
-from retinanet.evaluation.matching import SplitDetections, true_box_dicts
+from retinanet.evaluation.matching import SplitDetections
 from retinanet.evaluation.metric import coco_metric
 from retinanet.evaluation.output import detections_as_json
 from retinanet.report.material import read_detections, read_material
@@ -33,7 +32,7 @@ from retinanet.training.detector_weights import ClassMatch, DetectorStart
 from retinanet.training.progress import START
 from retinanet.training.schedule import StepPlan
 from retinanet.training.trainer import Trainer
-from tests.retinanet.report.samples import predictions, split
+from tests.retinanet.report.samples import predictions, split, write_split
 from tests.support.commands import RunHere, error_message, run_program
 from tests.support.random_detectors import NAMES
 
@@ -53,26 +52,6 @@ FOUND = predictions(
     [(TWO, RIGHT, 0.6)],  # One object is missed
     [],
 )
-
-
-def write_split(folder: Path, annotations: Annotations) -> None:
-    """Write annotations and pictures in the layout of a run's synthetic data."""
-    (folder / "data").mkdir(parents=True)
-    (folder / "labels").mkdir()
-    images = []
-    for index, (image_id, name) in enumerate(
-        zip(annotations.image_ids.tolist(), annotations.file_names, strict=True)
-    ):
-        pixels = np.random.default_rng(index).integers(0, 256, (100, 200, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "data" / name)
-        images.append({"id": image_id, "file_name": name, "width": 200, "height": 100})
-    names = zip(annotations.category_ids.tolist(), annotations.category_names, strict=True)
-    content = {
-        "images": images,
-        "annotations": true_box_dicts(annotations),
-        "categories": [{"id": number, "name": name} for number, name in names],
-    }
-    (folder / "labels" / "openimages-mlperf.json").write_text(json.dumps(content))
 
 
 def write_config(run: Path, *overrides: str) -> None:

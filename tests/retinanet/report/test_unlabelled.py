@@ -13,7 +13,7 @@ from retinanet.__main__ import main
 from retinanet.detector import Detector
 from retinanet.evaluation.matching import ImageDetections
 from retinanet.evaluation.metric import coco_metric
-from tests.retinanet.report.samples import predictions, split
+from tests.retinanet.report.samples import predictions, split, write_split
 from tests.retinanet.report.test_report_command import (
     IDS,
     LEFT,
@@ -23,7 +23,6 @@ from tests.retinanet.report.test_report_command import (
     keep,
     write_config,
     write_records,
-    write_split,
 )
 from tests.support.commands import RunHere, error_line
 from tests.support.random_detectors import NAMES
