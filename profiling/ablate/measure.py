@@ -72,8 +72,6 @@ def begun_result(
             definition=plan.definition,
             left_out=plan.left_out,
             rounds_wanted=plan.rounds,
-            began=now(),
-            ended=now(),
         )
     result, definition = read_result(file), plan.definition
     stored = {**result.environment, "definition": result.definition}

@@ -63,7 +63,6 @@ def prepare_training_step(
     precision: str,
     norm: str = "own",
     focal_form: str = "auto",
-    optimizer: str = "adam",
     layout: str = "channels_last",
     trains_frozen: bool = False,
     classes: int = 0,
@@ -82,23 +81,20 @@ def prepare_training_step(
     if layout == "channels_first":
         model = model.to(memory_format=torch.contiguous_format)
         batch = batch._replace(images=batch.images.contiguous())
-    steps = make_optimizer(
-        model, name=optimizer, learning_rate=LEARNING_RATE, fused=engine != "ipex"
-    )
+    fused = engine != "ipex"
+    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=fused)
     if trains_frozen:
         for parameter in model.parameters():
             parameter.requires_grad_()
     if engine == "plain":
-        prepared = PreparedTraining(model, steps, autocast_forward(model, precision=precision))
+        prepared = PreparedTraining(model, optimizer, autocast_forward(model, precision=precision))
     else:
-        prepared = prepare_training(model, steps, engine=engine, precision=precision)
+        prepared = prepare_training(model, optimizer, engine=engine, precision=precision)
     if engine == "ipex" and norm == "torchvision":
         ipex_norm = import_ipex().nn.FrozenBatchNorm2d
         use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=ipex_norm)
     stopwatch = PhaseStopwatch()
-    watched = PreparedTraining(
-        prepared.model, prepared.optimizer, stopwatch.watching(prepared.forward)
-    )
+    watched = replace(prepared, forward=stopwatch.watching(prepared.forward))
     results = train_one_epoch(
         watched,
         repeat(batch),

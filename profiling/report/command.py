@@ -189,8 +189,7 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
     """Return a trace, with the log's part of the same steps and rank where they fit."""
     size = file.stat().st_size if file.is_file() else 0
     with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
-        trace = read_trace(file, advance)
-    analysis = analyze(trace)
+        analysis = analyze(read_trace(file, advance))
     rank = parse_rank(file)
     # A log without facts has no rank.
     executions = {where: calls for where, calls in log.executions.items()
@@ -200,7 +199,7 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
         beside = match_log(analysis, replace(log, executions=executions))
     except InputError:
         beside = None  # Other steps, or another rank: the page shows them separately
-    return Traced(trace, analysis, beside)
+    return Traced(analysis, beside)
 
 
 LOGS, TRACES, COUNTERS, ENVIRONMENT = "onednn", "trace", "perf", "environment.json"

@@ -380,12 +380,7 @@ def findings_blocks(material: Material, *, advice: Sequence[Advice]) -> list[Blo
     if not advice:
         needed = " Many findings need the peaks of the machine (--peaks)."
         return [Text([f"There are no findings.{'' if material.peaks else needed}"])]
-    items = [
-        Suggestion(
-            item.title, item.evidence, item.todo, item.section, saving(item, material.measured)
-        )
-        for item in advice
-    ]
+    items = [Suggestion(*item[:4], gain=saving(item, material.measured)) for item in advice]
     return [Text([MEANING]), Suggestions(items)]
 
 
