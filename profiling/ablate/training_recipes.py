@@ -48,6 +48,7 @@ from retinanet.training.build import build_model
 from retinanet.training.loop import (
     StepOptions,
     StepProfiler,
+    batch_losses,
     optimizer_step,
     require_finite,
     train_one_epoch,
@@ -224,7 +225,8 @@ def train_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
     prepared.model.train()
     images = normalize(batch.images)
     outputs = prepared.forward(images)
-    anchors = model_anchors(prepared, outputs, images)
+    height, width = images.shape[-2:]
+    anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
     losses = detection_loss(outputs, anchors, batch.targets)
     if loss == "bf16":
         assignment = assign_targets(anchors, batch.targets)
@@ -242,17 +244,8 @@ def mean_loss(prepared: PreparedTraining, batches: list[Batch]) -> float:
     """Return the loss in float32 on images not trained on, with the norms of each batch."""
     total = 0.0
     for batch in batches:
-        images = normalize(batch.images)
-        outputs = prepared.forward(images)
-        losses = detection_loss(outputs, model_anchors(prepared, outputs, images), batch.targets)
-        total += sum(loss.item() for loss in losses.values())
+        total += sum(loss.item() for loss in batch_losses(prepared, batch).values())
     return total / len(batches)
-
-
-def model_anchors(prepared: PreparedTraining, outputs: HeadOutputs, images: Tensor) -> list[Tensor]:
-    """Return the anchors of each level, [A_l, 4]."""
-    height, width = images.shape[-2:]
-    return prepared.model.anchors((height, width), outputs.feature_sizes)
 
 
 def prepare_ipex_lamb(workload: Workload, *, fused: bool) -> Prepared:

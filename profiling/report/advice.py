@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 from common.console import significant
 from common.page import three
+from common.wording import listed
+from profiling.causes import reasons
 from profiling.compare import Comparison
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import (
     CONVOLUTIONS,
+    Problem,
     is_fallback,
     kind_and_direction,
     named_sizes,
@@ -101,8 +104,7 @@ def fallbacks(material: Material) -> list[Advice]:
             evidence=f"{three(part.total_ms)} ms {measured.unit} in {len(part.problems)} problems, "
             f"{part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
             f"{readable(part.problems[0].problem)}.",
-            todo="A log with ONEDNN_VERBOSE=dispatch has the reason why faster ones were "
-            "skipped; often it is an unsupported type, layout or attribute.",
+            todo=why_skipped(material.log, part.problems[0].problem),
             # All of the time of problems without a roofline.
             saves_ms=part.total_ms - part.bounded_ms + part.lost_ms,
         )
@@ -110,6 +112,16 @@ def fallbacks(material: Material) -> list[Advice]:
         if (part := sum_up(problems, *name)).total_ms > FALLBACK_SHARE * measured.ms
     ]
     return most_saving_first(findings)[:MOST_PROBLEMS]
+
+
+def why_skipped(log: OneDnnLog, problem: Problem) -> str:
+    """Return why faster implementations of a problem were skipped, or how to log it."""
+    if why := reasons(log, problem):
+        return f"Skipped for the costliest: {listed(why, MOST)}."
+    return (
+        "A log with ONEDNN_VERBOSE=dispatch has the reason why faster ones were skipped; often it "
+        "is an unsupported type, layout or attribute."
+    )
 
 
 def float32_beside_bf16(material: Material) -> Iterator[Advice]:
@@ -400,24 +412,21 @@ def additional_calls(material: Material) -> list[Advice]:
     groups = grouped(extra_pairs, lambda pair: (pair.key.kind, pair.key.direction))
     whole = sum(pair.first.ms for pair in comparison.pairs)
     unit = "per step" if comparison.is_by_step else "in the log"
-    findings = []
-    for (kind, direction), pairs in groups.items():
-        extra, first = sum(pair.extra_ms for pair in pairs), pairs[0]
-        if extra <= EXTRA_SHARE * whole:
-            continue
-        findings.append(
-            Advice(
-                title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
-                evidence=f"Compared with {comparison.second.name}, "
-                f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
-                f"{three(extra)} ms. The costliest: "
-                f"{first.key.shape} {first.key.types}, {three(first.extra_ms)} ms.",
-                todo="Find their cause: gradients of frozen layers, changes of layout, another "
-                "batch size, or other kernels in the reference.",
-                section="comparison",
-                saves_ms=extra,
-            )
+    findings = [
+        Advice(
+            title=f"{kind_and_direction(*key)}: the reference makes fewer calls",
+            evidence=f"Compared with {comparison.second.name}, "
+            f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
+            f"{three(extra)} ms. The costliest: "
+            f"{pairs[0].key.shape} {pairs[0].key.types}, {three(pairs[0].extra_ms)} ms.",
+            todo="Find their cause: gradients of frozen layers, changes of layout, another "
+            "batch size, or other kernels in the reference.",
+            section="comparison",
+            saves_ms=extra,
         )
+        for key, pairs in groups.items()
+        if (extra := sum(pair.extra_ms for pair in pairs)) > EXTRA_SHARE * whole
+    ]
     return most_saving_first(findings)[:MOST]
 
 

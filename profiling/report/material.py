@@ -119,7 +119,8 @@ class Material:
 def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Summarize a log: the mean over complete steps and ranks, or the sum without steps."""
     steps = marked_steps(log)
-    return Measured(sum_by_problem(log.calls(steps.holds), steps=steps.count, peaks=peaks), steps)
+    problems = sum_by_problem(log.calls(steps.holds), steps=steps.count or 1, peaks=peaks)
+    return Measured(problems, steps)
 
 
 BETWEEN = "between phases"
