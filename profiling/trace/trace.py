@@ -22,6 +22,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from rich.console import Console
+
+from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import regular_descriptor
 from common.numbers import require_moderate
@@ -202,6 +205,14 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
             f"{file}: has no CPU operators; profile with activities=[ProfilerActivity.CPU]"
         )
     return trace
+
+
+def read_with_progress(file: Path, console: Console) -> Trace:
+    """Read a trace as `read_trace` does, and show the progress."""
+    # A pipe has no size; a file that is missing is reported by the reader.
+    size = file.stat().st_size if file.is_file() else 0
+    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
+        return read_trace(file, advance)
 
 
 class _Reader:
