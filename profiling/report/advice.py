@@ -79,7 +79,7 @@ HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 def reorders(material: Material) -> Iterator[Advice]:
     """Advise on layouts that change between operators."""
     measured = material.measured
-    part = sum_up([problem for problem in measured.problems if problem.kind == "reorder"])
+    part = sum_up([problem for problem in measured.problems if problem.problem.kind == "reorder"])
     if part.total_ms > REORDER_SHARE * measured.ms:
         first = part.problems[0]
         yield Advice(
@@ -97,7 +97,9 @@ def fallbacks(material: Material) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
     measured = material.measured
     slow = (item for item in measured.problems if is_fallback(item.problem))
-    groups = grouped(slow, lambda item: (item.kind, item.direction, item.problem.implementation))
+    groups = grouped(
+        slow, lambda item: (item.problem.kind, item.problem.direction, item.problem.implementation)
+    )
     findings = [
         Advice(
             title=f"{part.name} falls back to {implementation}",
