@@ -18,6 +18,7 @@ from common.page import three
 from common.wording import listed
 from profiling.ablate.definition import Ablation, Ablations, Comparison
 from profiling.ablate.result import Place, Result, memory_policy, read_result
+from profiling.sums import grouped
 
 PADDING = re.compile(r"\b0+(?=\d)")
 """Zeros before numbers in names of details, which are there for their order."""
@@ -229,9 +230,7 @@ def ratio_cell(ratio: Ratio | None, terms: str, *, otherwise: str = "") -> Cell:
 
 def left_out_lines(left_out: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the variants that could not run, the first by name, and the reason, by reason."""
-    names: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        names.setdefault(reason, []).append(name)
+    names = grouped(left_out, left_out.__getitem__)
     return [(listed(of_reason, NAMED), reason) for reason, of_reason in names.items()]
 
 

@@ -40,7 +40,7 @@ from profiling.bench.job import MeasuredJob, RankSteps, measure_ranks, per_step
 from profiling.bench.results import background_load
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import Runner, WorkerPool, run_interleaved, variant_worker
-from profiling.compare import Side, compare, sum_by_kind
+from profiling.compare import KIND_FIELDS, Side, compare, sum_by_kind
 from profiling.onednn_log.log import read_logs
 
 OTHER_PACKAGES = ("simplejpeg", "pillow", "numpy", "mlperf-logging", "mpich")
@@ -72,8 +72,6 @@ def begun_result(
             definition=plan.definition,
             left_out=plan.left_out,
             rounds_wanted=plan.rounds,
-            began=now(),
-            ended=now(),
         )
     result, definition = read_result(file), plan.definition
     stored = {**result.environment, "definition": result.definition}
@@ -296,7 +294,6 @@ def compare_calls(
         write_atomically(log, pool.worker(variants[name]).ask("log")["log"])
         sides.append(Side(name, read_logs([log])))
     comparison = compare(*sides, by_step=False)
-    sums = ("first_calls", "second_calls", "first_ms", "second_ms")
     fields = ("kind", "direction", "shape", "extra_calls", "extra_ms")
     records = [pair.record() for pair in comparison.only_one[:20]]
     return {
@@ -304,7 +301,7 @@ def compare_calls(
         "second": names[1],
         "logs": [f"{name}.log" for name in names],
         "kinds": [
-            {"kind": kind.name, **{name: kind.record()[name] for name in sums}}
+            {"kind": kind.name, **{name: kind.record()[name] for name in KIND_FIELDS[2:]}}
             for kind in sum_by_kind(comparison.pairs)
         ],
         "only_one": [{name: record[name] for name in fields} for record in records],

@@ -120,7 +120,7 @@ def render_pages(study: Sequence[Row]) -> tuple[str, str]:
     sections, sentences = make_sections(study), summary(study)
     return (
         render_page(sections, title=title, summary=sentences),
-        markdown_page(sections, title=title, summary=sentences, pictures=PICTURES),
+        markdown_page(sections, title=title, summary=sentences),
     )
 
 
@@ -284,14 +284,8 @@ def calls_sentence(row: Row) -> str:
     )
 
 
-def markdown_page(
-    sections: Sequence[Section], *, title: str, summary: Sequence[str], pictures: str
-) -> str:
-    """Return the page as Markdown.
-
-    `summary` are sentences before all; `pictures` is the folder of pictures, as seen from the page:
-    `SECTION.png` for each chart.
-    """
+def markdown_page(sections: Sequence[Section], *, title: str, summary: Sequence[str]) -> str:
+    """Return the page as Markdown; `summary` are sentences before all."""
     parts = [f"# {title}", *summary]
     for section in sections:
         parts.append(f"## {section.heading}")
@@ -300,7 +294,7 @@ def markdown_page(
                 case Table():
                     parts += [block.markdown(), *block.notes]
                 case Chart():
-                    picture_file = f"{pictures}/{section.name}.png"
+                    picture_file = f"{PICTURES}/{section.name}.png"
                     parts += [f"![{block.caption}]({picture_file})", f"*{block.caption}*"]
                 case Facts():
                     parts.append(markdown_table(("what", "value"), block.pairs))

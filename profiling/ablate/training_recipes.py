@@ -48,6 +48,7 @@ from retinanet.training.build import build_model
 from retinanet.training.loop import (
     StepOptions,
     StepProfiler,
+    batch_losses,
     optimizer_step,
     require_finite,
     train_one_epoch,
@@ -63,7 +64,6 @@ def prepare_training_step(
     precision: str,
     norm: str = "own",
     focal_form: str = "auto",
-    optimizer: str = "adam",
     layout: str = "channels_last",
     trains_frozen: bool = False,
     classes: int = 0,
@@ -82,23 +82,20 @@ def prepare_training_step(
     if layout == "channels_first":
         model = model.to(memory_format=torch.contiguous_format)
         batch = batch._replace(images=batch.images.contiguous())
-    steps = make_optimizer(
-        model, name=optimizer, learning_rate=LEARNING_RATE, fused=engine != "ipex"
-    )
+    fused = engine != "ipex"
+    optimizer = make_optimizer(model, name="adam", learning_rate=LEARNING_RATE, fused=fused)
     if trains_frozen:
         for parameter in model.parameters():
             parameter.requires_grad_()
     if engine == "plain":
-        prepared = PreparedTraining(model, steps, autocast_forward(model, precision=precision))
+        prepared = PreparedTraining(model, optimizer, autocast_forward(model, precision=precision))
     else:
-        prepared = prepare_training(model, steps, engine=engine, precision=precision)
+        prepared = prepare_training(model, optimizer, engine=engine, precision=precision)
     if engine == "ipex" and norm == "torchvision":
         ipex_norm = import_ipex().nn.FrozenBatchNorm2d
         use_frozen_norms(prepared.model, FrozenBatchNorm2d, instead_of=ipex_norm)
     stopwatch = PhaseStopwatch()
-    watched = PreparedTraining(
-        prepared.model, prepared.optimizer, stopwatch.watching(prepared.forward)
-    )
+    watched = replace(prepared, forward=stopwatch.watching(prepared.forward))
     results = train_one_epoch(
         watched,
         repeat(batch),
@@ -228,7 +225,8 @@ def train_step(prepared: PreparedTraining, batch: Batch, *, loss: str) -> None:
     prepared.model.train()
     images = normalize(batch.images)
     outputs = prepared.forward(images)
-    anchors = model_anchors(prepared, outputs, images)
+    height, width = images.shape[-2:]
+    anchors = prepared.model.anchors((height, width), outputs.feature_sizes)
     losses = detection_loss(outputs, anchors, batch.targets)
     if loss == "bf16":
         assignment = assign_targets(anchors, batch.targets)
@@ -246,17 +244,8 @@ def mean_loss(prepared: PreparedTraining, batches: list[Batch]) -> float:
     """Return the loss in float32 on images not trained on, with the norms of each batch."""
     total = 0.0
     for batch in batches:
-        images = normalize(batch.images)
-        outputs = prepared.forward(images)
-        losses = detection_loss(outputs, model_anchors(prepared, outputs, images), batch.targets)
-        total += sum(loss.item() for loss in losses.values())
+        total += sum(loss.item() for loss in batch_losses(prepared, batch).values())
     return total / len(batches)
-
-
-def model_anchors(prepared: PreparedTraining, outputs: HeadOutputs, images: Tensor) -> list[Tensor]:
-    """Return the anchors of each level, [A_l, 4]."""
-    height, width = images.shape[-2:]
-    return prepared.model.anchors((height, width), outputs.feature_sizes)
 
 
 def prepare_ipex_lamb(workload: Workload, *, fused: bool) -> Prepared:

@@ -117,16 +117,11 @@ def layers_table(measured: Sequence[Measured]) -> Table:
 
     def row(title: str, kind: str, names: Sequence[str]) -> list[object]:
         cells: list[object] = [title, kind]
-        for table in tables:
-            layers = [table[name] for name in names]
-            if by_pass:
-                backward = [layer.backward.mean for layer in layers if layer.backward]
-                cells.append(sum(layer.forward.mean for layer in layers))
-                # A dash: 0 ms would be a measured time.
-                cells.append(sum(backward) if backward else "–")
-                cells.append(sum(layer.share for layer in layers))
-            else:
-                cells.append(sum(layer.total_ms for layer in layers))
+        for table, result in zip(tables, measured, strict=True):
+            forward, backward = (pass_ms(table, names, work) for work in PASSES)
+            both = forward + backward
+            # A dash: 0 ms would be a measured time.
+            cells += [forward, backward or "–", both / result.total_ms] if by_pass else [both]
         rate = tables[0][names[0]].gflop_per_s if len(names) == 1 else None
         return [*cells, rate or None] if is_alone else cells
 
@@ -143,6 +138,12 @@ def layers_table(measured: Sequence[Measured]) -> Table:
 def layers_by_name(measured: Sequence[Measured]) -> list[dict[str, Layer]]:
     """Return the layers of each configuration by name."""
     return [{layer.name: layer for layer in result.layers()} for result in measured]
+
+
+def pass_ms(table: Mapping[str, Layer], names: Sequence[str], work: str) -> float:
+    """Return the time of a pass of some layers; 0 if none of them has that pass. [ms]"""
+    statistics = [getattr(table[name], work) for name in names]
+    return sum(statistic.mean for statistic in statistics if statistic is not None)
 
 
 def costliest(tables: Sequence[Mapping[str, Layer]]) -> list[str]:
@@ -318,14 +319,9 @@ def chart_rows(measured: Sequence[Measured]) -> dict[str, PassTimes]:
         f"{len(names[LAYERS:])} other layers": names[LAYERS:],
         BETWEEN: [BETWEEN],
     }
-
-    def total(table: Mapping[str, Layer], members: Sequence[str], work: str) -> float:
-        statistics = [getattr(table[name], work) for name in members]
-        return sum(statistic.mean for statistic in statistics if statistic is not None)
-
     return {
         title: {
-            (number, work): total(table, members, work)
+            (number, work): pass_ms(table, members, work)
             for number, table in enumerate(tables)
             for work in PASSES
         }

@@ -220,26 +220,25 @@ def run_study(
         ) as pool,
         progress(console, f"layers of {subject.model}, iterations", total=total) as advance,
     ):
-        for place, variant in enumerate(variants):
-            advance(place * warm_up, f"{variant.name}: warming up")
+        finished = done = 0
+        for variant in variants:
+            advance(finished, f"{variant.name}: warming up")
             facts = pool.worker(variant).facts
+            finished += warm_up
             configuration = named[variant.name]
             measured.append(Measured(configuration=configuration, label=variant.name, facts=facts))
-        done, warmed_up = 0, len(named) * warm_up
         while done < iterations:
             # All run equally many iterations in a turn, about 10 s of the slowest.
             slowest = max((result.middle_ms for result in measured if done), default=TURN_MS)
             turn = max(1, min(LONGEST_TURN, round(TURN_MS / slowest)))
             count = min(iterations - done, turn)
-            for place, (variant, result) in enumerate(
-                zip(variants, measured, strict=True), start=1
-            ):
+            for variant, result in zip(variants, measured, strict=True):
                 worker = pool.worker(variant)
                 if len(variants) > 1:
                     worker.run()  # does not count: another process has used the memory before
                 result.add(worker.ask(f"measure {done} {count}"))
-                all_done = warmed_up + done * len(variants) + count * place
-                advance(all_done, f"{result.label} {result.middle_ms / 1000:.3g} s")
+                finished += count
+                advance(finished, f"{result.label} {result.middle_ms / 1000:.3g} s")
             done += count
         for variant, result in zip(variants, measured, strict=True):
             result.primitives = pool.worker(variant).ask("primitives")["seconds"]

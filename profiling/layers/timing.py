@@ -13,7 +13,7 @@ worker's questions are `run`, `measure DONE COUNT` and `primitives` (`prepare_ti
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,12 +25,13 @@ from torch.autograd.graph import Node
 from torch.backends import mkldnn
 from torch.nn import functional as F
 
-from common.machine import peak_resident_mb, resident_mb
+from common.machine import peak_resident_mb
 from common.processes import Answering
 from data.transforms import normalize
+from profiling.bench import worker
 from profiling.bench.measured_steps import onednn_seconds
 from profiling.bench.recipes.step import Flop, flop_by_layer, make_batch, make_model
-from profiling.bench.variant import PLAIN_EVERY, Subject, Workload, huge_pages_mb
+from profiling.bench.variant import PLAIN_EVERY, Prepared, Subject, Workload, huge_pages_mb
 from profiling.peaks_measure import versions
 from retinanet.engine.engines import torch_forward
 from retinanet.engine.folded_forward import FoldedForward
@@ -245,31 +246,27 @@ def prepare_timing(
     timed = timed_model(subject, onednn=onednn)
     recorder = Recorder(timed.network, clock)
     # The first iteration also shows which layers run, and in which order.
-    layers = list(watched_iteration(timed, recorder)["layers"])
-    facts = collect_facts(subject, timed, layers, recorder, notes=notes)
-
-    def run() -> dict[str, Any]:
-        seconds = sum(plain_iteration(timed, clock).values()) / 1000
-        memory = {"rss_mb": resident_mb(), "peak_rss_mb": peak_resident_mb()}
-        return {"seconds": seconds, "page_faults": 0, **memory, "details": {}}
+    watched_iteration(timed, recorder)
+    facts = collect_facts(subject, timed, recorder, notes=notes)
+    plain = partial(plain_iteration, timed, clock)
 
     def measure(done: int, count: int) -> dict[str, Any]:
-        watched, plain = [], []
+        watched, without_hooks = [], []
         # `done` were measured before, perhaps by a worker that made room for another.
         for place in range(done, done + count):
             watched.append(watched_iteration(timed, recorder))
             if place % PLAIN_EVERY == 0:
-                plain.append(plain_iteration(timed, clock))
+                without_hooks.append(plain())
         on_gpu = subject.device == "cuda"
         peak = torch.cuda.max_memory_allocated() / 1e6 if on_gpu else peak_resident_mb()
         memory = {"peak_mb": peak, "huge_pages_mb": huge_pages_mb()}
-        return {"watched": watched, "plain": plain, **memory}
+        return {"watched": watched, "plain": without_hooks, **memory}
 
     def answer(question: str) -> dict[str, Any]:
         if question == "run":
-            return run()
+            return worker.answer(question, Prepared(plain))
         if question == "primitives":
-            return {"seconds": onednn_seconds(lambda: plain_iteration(timed, clock))}
+            return {"seconds": onednn_seconds(plain)}
         return measure(*map(int, question.removeprefix("measure ").split()))
 
     return facts, answer
@@ -350,12 +347,7 @@ def model_autocast(subject: Subject) -> torch.autocast:
 
 
 def collect_facts(
-    subject: Subject,
-    timed: TimedModel,
-    layers: Iterable[str],
-    recorder: Recorder,
-    *,
-    notes: Sequence[str],
+    subject: Subject, timed: TimedModel, recorder: Recorder, *, notes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the executed layers in the order of their first call, and their implementation.
 
@@ -371,20 +363,19 @@ def collect_facts(
         else:
             network = CLASSIFIERS[subject.model]()
         flop = flop_by_layer(network, partial(network, images))
-    calls = Counter(span.layer for span in recorder.spans if span.work == "forward")
-    # In reverse, so that the first call of a layer overwrites its later ones.
-    first = {span.layer: place for place, span in reversed(list(enumerate(recorder.spans)))}
+    # In the order of the first calls, as are the spans.
+    calls = Counter(span.layer or "" for span in recorder.spans if span.work == "forward")
     return {
         "layers": [
             {
                 "name": name,
                 "type": LOSS if name == LOSS else type(modules[name]).__name__,
-                "calls": calls[name],
+                "calls": count,
                 "trains": name != LOSS and any(p.requires_grad for p in modules[name].parameters()),
                 "gflop_forward": flop.get(name, Flop()).forward / 1e9,
                 "gflop_backward": flop.get(name, Flop()).backward / 1e9,
             }
-            for name in sorted(layers, key=lambda name: first[name])
+            for name, count in calls.items()
         ],
         "winograd": timed.folded is not None and timed.folded.has_winograd,
         "versions": versions(),

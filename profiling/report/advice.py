@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 from common.console import significant
 from common.page import three
+from common.wording import listed
+from profiling.causes import reasons
 from profiling.compare import Comparison
 from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import (
     CONVOLUTIONS,
+    Problem,
     is_fallback,
     kind_and_direction,
     named_sizes,
@@ -25,7 +28,7 @@ from profiling.onednn_log.work import (
 )
 from profiling.peaks import Peaks, roofline_ms
 from profiling.report.material import Material, Measured, find_phases
-from profiling.sums import ProblemCalls, grouped, sum_by_kind
+from profiling.sums import ProblemCalls, grouped, sum_by_kind, sum_up
 from profiling.trace.analysis import (
     costliest_outside_onednn,
     gap_share,
@@ -76,18 +79,17 @@ HAS_BF16 = re.compile(r"bfloat16|bf16|AMX|AVX10", re.IGNORECASE)
 def reorders(material: Material) -> Iterator[Advice]:
     """Advise on layouts that change between operators."""
     measured = material.measured
-    problems = [problem for problem in measured.problems if problem.problem.kind == "reorder"]
-    total = sum(problem.total_ms for problem in problems)
-    if problems and total > REORDER_SHARE * measured.ms:
+    part = sum_up([problem for problem in measured.problems if problem.problem.kind == "reorder"])
+    if part.total_ms > REORDER_SHARE * measured.ms:
+        first = part.problems[0]
         yield Advice(
             title="Reorders: layouts or types change between operators",
-            evidence=f"{three(total)} ms {measured.unit} in "
-            f"{times(sum(problem.calls for problem in problems))}, "
-            f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-            f"{readable(problems[0].problem)}, {three(problems[0].total_ms)} ms.",
+            evidence=f"{three(part.total_ms)} ms {measured.unit} in {times(part.calls)}, "
+            f"{part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
+            f"{readable(first.problem)}, {three(first.total_ms)} ms.",
             todo="Keep tensors in one layout for all operators (channels_last), and weights in the "
             "layout of their convolution.",
-            saves_ms=total,
+            saves_ms=part.total_ms,
         )
 
 
@@ -95,26 +97,33 @@ def fallbacks(material: Material) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
     measured = material.measured
     slow = (item for item in measured.problems if is_fallback(item.problem))
-    groups = grouped(slow, lambda item: (item.kind, item.direction, item.problem.implementation))
-    findings = []
-    for (kind, direction, implementation), problems in groups.items():
-        total = sum(item.total_ms for item in problems)
-        if total > FALLBACK_SHARE * measured.ms:
-            saves = sum(
-                item.total_ms if item.lost_ms is None else item.lost_ms for item in problems
-            )
-            findings.append(
-                Advice(
-                    title=f"{kind_and_direction(kind, direction)} falls back to {implementation}",
-                    evidence=f"{three(total)} ms {measured.unit} in {len(problems)} problems, "
-                    f"{total / measured.ms:.1%} of oneDNN's time. The costliest: "
-                    f"{readable(problems[0].problem)}.",
-                    todo="A log with ONEDNN_VERBOSE=dispatch has the reason why faster ones were "
-                    "skipped; often it is an unsupported type, layout or attribute.",
-                    saves_ms=saves,
-                )
-            )
+    groups = grouped(
+        slow, lambda item: (item.problem.kind, item.problem.direction, item.problem.implementation)
+    )
+    findings = [
+        Advice(
+            title=f"{part.name} falls back to {implementation}",
+            evidence=f"{three(part.total_ms)} ms {measured.unit} in {len(part.problems)} problems, "
+            f"{part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
+            f"{readable(part.problems[0].problem)}.",
+            todo=why_skipped(material.log, part.problems[0].problem),
+            # All of the time of problems without a roofline.
+            saves_ms=part.total_ms - part.bounded_ms + part.lost_ms,
+        )
+        for (*name, implementation), problems in groups.items()
+        if (part := sum_up(problems, *name)).total_ms > FALLBACK_SHARE * measured.ms
+    ]
     return most_saving_first(findings)[:MOST_PROBLEMS]
+
+
+def why_skipped(log: OneDnnLog, problem: Problem) -> str:
+    """Return why faster implementations of a problem were skipped, or how to log it."""
+    if why := reasons(log, problem):
+        return f"Skipped for the costliest: {listed(why, MOST)}."
+    return (
+        "A log with ONEDNN_VERBOSE=dispatch has the reason why faster ones were skipped; often it "
+        "is an unsupported type, layout or attribute."
+    )
 
 
 def float32_beside_bf16(material: Material) -> Iterator[Advice]:
@@ -132,8 +141,8 @@ def float32_beside_bf16(material: Material) -> Iterator[Advice]:
         if item.problem.is_computing
         and {memory.type for memory in item.problem.memories if memory.is_there} == {"f32"}
     ]
-    total = sum(item.total_ms for item in problems)
-    if not problems or total <= FLOAT32_SHARE * measured.ms:
+    total = sum_up(problems).total_ms
+    if total <= FLOAT32_SHARE * measured.ms:
         return
     by_kind = dict.fromkeys(kind_and_direction(p.problem.kind, p.problem.direction)
                             for p in problems)  # fmt: skip
@@ -405,24 +414,21 @@ def additional_calls(material: Material) -> list[Advice]:
     groups = grouped(extra_pairs, lambda pair: (pair.key.kind, pair.key.direction))
     whole = sum(pair.first.ms for pair in comparison.pairs)
     unit = "per step" if comparison.is_by_step else "in the log"
-    findings = []
-    for (kind, direction), pairs in groups.items():
-        extra, first = sum(pair.extra_ms for pair in pairs), pairs[0]
-        if extra <= EXTRA_SHARE * whole:
-            continue
-        findings.append(
-            Advice(
-                title=f"{kind_and_direction(kind, direction)}: the reference makes fewer calls",
-                evidence=f"Compared with {comparison.second.name}, "
-                f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
-                f"{three(extra)} ms. The costliest: "
-                f"{first.key.shape} {first.key.types}, {three(first.extra_ms)} ms.",
-                todo="Find their cause: gradients of frozen layers, changes of layout, another "
-                "batch size, or other kernels in the reference.",
-                section="comparison",
-                saves_ms=extra,
-            )
+    findings = [
+        Advice(
+            title=f"{kind_and_direction(*key)}: the reference makes fewer calls",
+            evidence=f"Compared with {comparison.second.name}, "
+            f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
+            f"{three(extra)} ms. The costliest: "
+            f"{pairs[0].key.shape} {pairs[0].key.types}, {three(pairs[0].extra_ms)} ms.",
+            todo="Find their cause: gradients of frozen layers, changes of layout, another "
+            "batch size, or other kernels in the reference.",
+            section="comparison",
+            saves_ms=extra,
         )
+        for key, pairs in groups.items()
+        if (extra := sum(pair.extra_ms for pair in pairs)) > EXTRA_SHARE * whole
+    ]
     return most_saving_first(findings)[:MOST]
 
 
@@ -488,11 +494,11 @@ def memory_traffic(material: Material) -> Iterator[Advice]:
     The possible saving is the traffic of operators that neither multiply matrices nor are our own
     kernels: fused with the producers of their arguments, they need not read them.
     """
-    traced, peaks = material.traced, material.peaks
-    if not traced or not traced.trace.bytes_moved or not peaks or not peaks.bandwidth_gb_per_s:
+    analysis, peaks = material.traced and material.traced.analysis, material.peaks
+    if not analysis or not analysis.trace.bytes_moved or not peaks or not peaks.bandwidth_gb_per_s:
         return
-    moved, bandwidth_gb_per_s = traced.trace.bytes_moved, peaks.bandwidth_gb_per_s
-    step_ms = traced.analysis.wall_ns / 1e6 / traced.analysis.count
+    moved, bandwidth_gb_per_s = analysis.trace.bytes_moved, peaks.bandwidth_gb_per_s
+    step_ms = analysis.wall_ns / 1e6 / analysis.count
     milliseconds = moved.total / bandwidth_gb_per_s / 1e6
     fusible = [
         row

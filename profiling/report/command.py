@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from common.cli import add_command
-from common.console import make_console, print_line, progress_in_bytes
+from common.console import make_console, print_line
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
 from common.options import argument, option, overwrite_option
@@ -25,8 +25,8 @@ from profiling.report.advice import Advice, all_advice, saving
 from profiling.report.material import Material, Traced, load_counters, summarize_log
 from profiling.report.sections import all_sections
 from profiling.sums import sum_by_kind
+from profiling.trace import trace as traces
 from profiling.trace.analysis import MatchedLog, analyze, match_log
-from profiling.trace.trace import read_trace
 
 ABOUT = """\
 Write one HTML page about a run: what ran on which machine, where a step spends its time, how fast
@@ -187,10 +187,7 @@ def summarize(material: Material, advice: Sequence[Advice]) -> str:
 
 def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
     """Return a trace, with the log's part of the same steps and rank where they fit."""
-    size = file.stat().st_size if file.is_file() else 0
-    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
-        trace = read_trace(file, advance)
-    analysis = analyze(trace)
+    analysis = analyze(traces.read_with_progress(file, console))
     rank = parse_rank(file)
     # A log without facts has no rank.
     executions = {where: calls for where, calls in log.executions.items()
@@ -200,7 +197,7 @@ def read_traced(file: Path, log: OneDnnLog, console: Console) -> Traced:
         beside = match_log(analysis, replace(log, executions=executions))
     except InputError:
         beside = None  # Other steps, or another rank: the page shows them separately
-    return Traced(trace, analysis, beside)
+    return Traced(analysis, beside)
 
 
 LOGS, TRACES, COUNTERS, ENVIRONMENT = "onednn", "trace", "perf", "environment.json"

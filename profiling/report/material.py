@@ -20,14 +20,12 @@ from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.peaks import Peaks, cautions_of_peaks
 from profiling.sums import ProblemCalls, sum_by_problem
 from profiling.trace.analysis import Analysis, MatchedLog
-from profiling.trace.trace import Trace
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace and its analysis."""
+    """The analysis of a trace."""
 
-    trace: Trace
     analysis: Analysis
     beside: MatchedLog | None  # The log's part of the same steps, where they fit
 
@@ -38,7 +36,11 @@ class Measured:
 
     problems: Sequence[ProblemCalls]  # The costliest first
     steps: Steps
-    wall_ms: float | None  # Of a step; None where the log marks none
+
+    @property
+    def wall_ms(self) -> float | None:
+        """The time of a step; None where the log marks none."""
+        return self.steps.wall_ms
 
     @property
     def ms(self) -> float:
@@ -118,7 +120,7 @@ def summarize_log(log: OneDnnLog, peaks: Peaks | None) -> Measured:
     """Summarize a log: the mean over complete steps and ranks, or the sum without steps."""
     steps = marked_steps(log)
     problems = sum_by_problem(log.calls(steps.holds), steps=steps.count or 1, peaks=peaks)
-    return Measured(problems, steps, wall_ms=steps.wall_ms if steps.count else None)
+    return Measured(problems, steps)
 
 
 BETWEEN = "between phases"

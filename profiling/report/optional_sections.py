@@ -299,7 +299,6 @@ def trace_charts(traced: Traced, costliest: Sequence[Row]) -> Iterable[Chart]:
     """Return phases, one step in time, costliest operators."""
     analysis = traced.analysis
     step = "a step" if analysis.steps.are_marked else "the whole trace"
-    known = analysis.modules_are_known
     bar_values = "; ".join(
         f"{operator.operator} {significant(operator.self_ms)} ms" for operator in costliest[:8]
     )
@@ -317,7 +316,7 @@ def trace_charts(traced: Traced, costliest: Sequence[Row]) -> Iterable[Chart]:
         "closer view where they change most.",
     )
     yield chart(
-        lambda: draw_operators(costliest[:BARS], title="", modules_are_known=known),
+        lambda: draw_operators(analysis, costliest[:BARS], title=""),
         name="operators",
         label=f"Bar chart of the costliest operators outside oneDNN: {bar_values}.",
         caption="The costliest operators outside oneDNN, by self time.",

@@ -5,7 +5,8 @@ the log. Sections that need more than a log are in
 `profiling.report.optional_sections`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ from common.page import (
     three,
 )
 from common.wording import listed
+from profiling.causes import fallback_table, operator_table
+from profiling.onednn_log.log import OneDnnLog
 from profiling.onednn_log.work import DIRECTION_COLOURS, direction_name, readable
 from profiling.report.advice import Advice, saving
 from profiling.report.material import (
@@ -380,12 +383,7 @@ def findings_blocks(material: Material, *, advice: Sequence[Advice]) -> list[Blo
     if not advice:
         needed = " Many findings need the peaks of the machine (--peaks)."
         return [Text([f"There are no findings.{'' if material.peaks else needed}"])]
-    items = [
-        Suggestion(
-            item.title, item.evidence, item.todo, item.section, saving(item, material.measured)
-        )
-        for item in advice
-    ]
+    items = [Suggestion(*item[:4], gain=saving(item, material.measured)) for item in advice]
     return [Text([MEANING]), Suggestions(items)]
 
 
@@ -438,7 +436,21 @@ def all_problems(material: Material) -> list[Block]:
         totals=[total[: len(columns)] for total in totals],
         notes=notes,
     )
-    return [table]
+    return [table, *causes(material.log)]
+
+
+MOST_CAUSES = 100  # Rows of a table of operators, or of fallbacks
+
+
+def causes(log: OneDnnLog) -> Iterator[Table]:
+    """Yield which operators executed which primitives, and why slow code was chosen."""
+    note = "Calls and times are those of the whole log."
+    if log.operators:
+        yield replace(operator_table(log, top=MOST_CAUSES), notes=[note])
+    slow = fallback_table(log, sum_by_problem(log.calls()))
+    if slow.rows:
+        needed = [] if log.skipped else ["For the reasons, log with ONEDNN_VERBOSE=dispatch."]
+        yield replace(slow, rows=slow.rows[:MOST_CAUSES], notes=[note, *needed])
 
 
 MOST_REMARKS = 50

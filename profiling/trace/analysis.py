@@ -6,13 +6,13 @@ terminal, JSON and page.
 """
 
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
 
 from common.charts import Column, Table, text_column
 from common.console import significant
@@ -32,19 +32,14 @@ from profiling.trace.operators import (
 from profiling.trace.trace import OPTIMIZER_STEP, Stretch, Trace, overlay, stretches
 
 
-class Operator(NamedTuple):
-    """A row of the table of operators; `module` is empty where it is not known."""
+@dataclass(slots=True)
+class Operator:
+    """The sums over all steps of an operator in a phase, called by a module."""
 
     name: str
     phase: str
-    module: str
+    module: str  # Empty where it is not known
     category: Category
-
-
-@dataclass(slots=True)
-class Cost:
-    """The sums of one operator over all steps."""
-
     calls: int = 0  # Calls that began within the steps
     own_ns: int = 0  # Self time on the steps' timeline
 
@@ -55,7 +50,7 @@ class Analysis:
 
     trace: Trace
     steps: Steps
-    operators: dict[Operator, Cost]
+    operators: list[Operator]
     pieces_ns: dict[Piece, int]  # Operator time by what kind of span it is in
     spans: int  # Calls of operators that began within the steps
     working: list[int]  # The working spans among them, by begin; places in the trace's columns
@@ -78,7 +73,7 @@ class Analysis:
     @property
     def operator_ns(self) -> int:
         """The time in which an operator runs."""
-        return sum(cost.own_ns for cost in self.operators.values())
+        return sum(operator.own_ns for operator in self.operators)
 
     @property
     def gaps_ns(self) -> dict[str, int]:
@@ -99,15 +94,15 @@ class Analysis:
     @property
     def categories(self) -> list[Category]:
         """The categories that occur; oneDNN and other operators always."""
-        used = {key.category for key in self.operators} | {Category.ONEDNN, Category.OTHER}
+        used = {each.category for each in self.operators} | {Category.ONEDNN, Category.OTHER}
         return [category for category in CATEGORIES if category in used]
 
     def category_ns(self, category: Category, phase: str | None = None) -> int:
         """Return own time of a category, in one phase or all."""
         return sum(
-            cost.own_ns
-            for key, cost in self.operators.items()
-            if key.category == category and phase in (None, key.phase)
+            operator.own_ns
+            for operator in self.operators
+            if operator.category == category and phase in (None, operator.phase)
         )
 
     def phase_ns(self, phase: str | None) -> int:
@@ -123,7 +118,7 @@ class Analysis:
 
     def _gap_ns(self, phase: str | None) -> int:
         # Gaps are what is left, so that the parts add up to the wall time.
-        inside = (cost.own_ns for key, cost in self.operators.items() if phase in (None, key.phase))
+        inside = (each.own_ns for each in self.operators if phase in (None, each.phase))
         return self.phase_ns(phase) - sum(inside)
 
 
@@ -142,15 +137,12 @@ def analyze(trace: Trace, *, chosen: Sequence[int] | None = None) -> Analysis:
     origins = Origins(trace, main_thread=steps.main_thread)
     works, pieces = working_spans(spans, by_thread, around=origins.around)
     # The cell that each span of a training thread began in; -1 for none.
-    # Spans and cells are in order of time: one walk instead of a search for each span.
     begun = array("l", [-1]) * len(spans)
+    starts = [cell.start for cell in steps.cells]
     for thread in steps.training_threads:
-        place = 0
         for span in by_thread.get(thread, ()):
-            start = spans.start[span]
-            while place < len(steps.cells) and steps.cells[place].end <= start:
-                place += 1
-            if place < len(steps.cells) and steps.cells[place].start <= start:
+            place = bisect_right(starts, spans.start[span]) - 1
+            if place >= 0 and spans.start[span] < steps.cells[place].end:
                 begun[span] = place
     operators, pieces_ns = add_up(trace, steps, origins, begun=begun, pieces=pieces)
     working = sorted((span for span in works if begun[span] >= 0), key=spans.start.__getitem__)
@@ -191,35 +183,34 @@ def clipped(timeline: Iterable[Stretch], cells: Sequence[Cell]) -> Iterator[tupl
 
 def add_up(
     trace: Trace, steps: Steps, origins: Origins, *, begun: Sequence[int], pieces: bytes
-) -> tuple[dict[Operator, Cost], dict[Piece, int]]:
+) -> tuple[list[Operator], dict[Piece, int]]:
     """Return own times and calls by operator, and operator time by kind of piece."""
     name, module, category = trace.operators.name, origins.module, origins.category
-    phases = [steps.phases.index(cell.phase) for cell in steps.cells]
-    # Keys of numbers: names are looked up once for each row, not for each stretch.
-    costs: defaultdict[tuple[int, int, int, int], Cost] = defaultdict(Cost)
+    # Numbers as keys: names are looked up once for each operator, not for each stretch.
+    sums: dict[tuple[int, str, int, int], Operator] = {}
+
+    def sum_of(span: int, place: int) -> Operator:
+        phase = steps.cells[place].phase
+        key = name[span], phase, module[span], category[span]
+        if key not in sums:
+            text, owner = trace.operators.span_name(span), origins.module_names[module[span]]
+            sums[key] = Operator(text, phase, owner, CATEGORIES[category[span]])
+        return sums[key]
+
     pieces_ns = dict.fromkeys(Piece, 0)
     ordered = (trace.by_thread.get(thread, ()) for thread in steps.training_threads)
     # The main thread is first: its operators take precedence over those of autograd's threads.
     timeline = reduce(overlay, (stretches(trace.operators, spans) for spans in ordered))
     for (start, end, span), place in clipped(timeline, steps.cells):
-        costs[name[span], phases[place], module[span], category[span]].own_ns += end - start
+        sum_of(span, place).own_ns += end - start
         piece = Piece(pieces[span])
         # A long time between two calls is work of the caller itself, not fragmentation.
         is_long = piece == Piece.CALLING and end - start >= SHORT_NS
         pieces_ns[Piece.LONG if is_long else piece] += end - start
     for span, place in enumerate(begun):
         if place >= 0:
-            costs[name[span], phases[place], module[span], category[span]].calls += 1
-    operators = {
-        Operator(
-            trace.operators.names[name_index],
-            steps.phases[phase],
-            origins.module_names[module_index],
-            CATEGORIES[category_index],
-        ): cost
-        for (name_index, phase, module_index, category_index), cost in costs.items()
-    }
-    return operators, pieces_ns
+            sum_of(span, place).calls += 1
+    return list(sums.values()), pieces_ns
 
 
 @dataclass(frozen=True)
@@ -239,15 +230,15 @@ def make_rows(analysis: Analysis) -> list[Row]:
     """Return all operators, the costliest first."""
     rows = [
         Row(
-            operator=key.name,
-            phase=key.phase,
-            module=key.module,
-            calls=cost.calls / analysis.count,
-            self_ms=cost.own_ns / 1e6 / analysis.count,
-            share=cost.own_ns / analysis.wall_ns,
-            category=key.category.value,
+            operator=each.name,
+            phase=each.phase,
+            module=each.module,
+            calls=each.calls / analysis.count,
+            self_ms=each.own_ns / 1e6 / analysis.count,
+            share=each.own_ns / analysis.wall_ns,
+            category=each.category.value,
         )
-        for key, cost in analysis.operators.items()
+        for each in analysis.operators
     ]
     # Names decide between equal times, so that equal traces give equal tables.
     return sorted(rows, key=lambda row: (-row.self_ms, row.operator, row.phase, row.module))

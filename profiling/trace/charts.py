@@ -78,11 +78,11 @@ def draw_split(analysis: Analysis, *, title: str) -> "Figure":
 LONGEST_NAME = 52
 
 
-def draw_operators(costliest: Sequence[Row], *, title: str, modules_are_known: bool) -> "Figure":
+def draw_operators(analysis: Analysis, costliest: Sequence[Row], *, title: str) -> "Figure":
     """Draw a bar for each operator and phase, with its calls and the module that costs most."""
     bars = []
     for operator in costliest:
-        module = f", {operator.module}" if modules_are_known else ""
+        module = f", {operator.module}" if analysis.modules_are_known else ""
         time, calls = significant(operator.self_ms), significant(operator.calls)
         bars.append(
             Bar(
@@ -96,7 +96,7 @@ def draw_operators(costliest: Sequence[Row], *, title: str, modules_are_known: b
     horizontal_bars(axes, bars, room=2.0, fontsize=8, name_size=9)
     axes.set_xlabel(
         "self time [ms]; share of wall time"
-        + ("; costliest module with its share, + number of others" if modules_are_known else "")
+        + "; costliest module with its share, + number of others" * analysis.modules_are_known
     )
     if costliest:
         used = dict.fromkeys(operator.category for operator in costliest)

@@ -19,11 +19,11 @@ from common.charts import (
     text_column,
 )
 from common.cli import add_command, positive
-from common.console import make_console, print_line, progress_in_bytes
+from common.console import make_console, print_line
 from common.errors import FINISHED, printable
 from common.files import write_atomically
 from common.options import Outputs, argument, included, option
-from profiling.onednn_log.log import read_with_progress
+from profiling.onednn_log import log as onednn_logs
 from profiling.trace.analysis import (
     Analysis,
     MatchedLog,
@@ -42,7 +42,7 @@ from profiling.trace.analysis import (
 )
 from profiling.trace.charts import draw_operators, draw_split, draw_timeline, median_step
 from profiling.trace.operators import Category, Piece
-from profiling.trace.trace import BytesMoved, read_trace
+from profiling.trace.trace import BytesMoved, read_with_progress
 
 MANY = 200_000  # Calls that take seconds to add up
 TABLE = "operators.csv"
@@ -118,15 +118,14 @@ def run_trace(options: TraceOptions) -> int:
     console, outputs = make_console(), options.outputs
     file, top = options.file, options.top
     outputs.require_free(TABLE, *chart_names(*CHARTS))
-    # A pipe has no size; read_trace reports a file that is missing.
-    size = file.stat().st_size if file.is_file() else 0
-    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
-        trace = read_trace(file, advance)
+    trace = read_with_progress(file, console)
     if len(trace.operators) > MANY:
         print_line(console, f"analyzing {len(trace.operators):,} operator calls")
     analysis = analyze(trace, chosen=options.step)
-    log = read_with_progress([options.onednn_log], console) if options.onednn_log else None
-    beside = match_log(analysis, log) if log else None
+    beside = None
+    if options.onednn_log:
+        log = onednn_logs.read_with_progress([options.onednn_log], console)
+        beside = match_log(analysis, log)
     rows = make_rows(analysis)
     costliest = costliest_outside_onednn(rows)
     print_analysis(console, analysis, costliest, top=top)
@@ -352,11 +351,10 @@ def write_charts(analysis: Analysis, costliest: Sequence[Row], *, folder: Path) 
     number = median_step(analysis)[0].step
     shown = "" if number is None else f", step {number}"
     title = f"costliest operators outside oneDNN, {step}: {name}"
-    known = analysis.modules_are_known
     figures = (
         draw_split(analysis, title=f"{step} by phase and category: {name}"),
         draw_timeline(analysis, title=f"timeline{shown}: {name}"),
-        draw_operators(costliest, title=title, modules_are_known=known),
+        draw_operators(analysis, costliest, title=title),
     )
     for stem, figure in zip(CHARTS, figures, strict=True):
         save_chart(figure, *chart_files(folder, stem))

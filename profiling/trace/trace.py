@@ -16,11 +16,15 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from rich.console import Console
+
+from common.console import progress_in_bytes
 from common.errors import InputError
 from common.files import regular_descriptor
 from common.numbers import require_moderate
@@ -185,7 +189,7 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
     for event in events:
         try:
             reader.take(event)
-        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             raise InputError(
                 f"{file}: not an event of torch.profiler: {str(event)[:120]}"
             ) from error
@@ -201,6 +205,14 @@ def read_trace(file: Path, advance: Callable[[int, str], None] | None = None) ->
             f"{file}: has no CPU operators; profile with activities=[ProfilerActivity.CPU]"
         )
     return trace
+
+
+def read_with_progress(file: Path, console: Console) -> Trace:
+    """Read a trace as `read_trace` does, and show the progress."""
+    # A pipe has no size; a file that is missing is reported by the reader.
+    size = file.stat().st_size if file.is_file() else 0
+    with progress_in_bytes(console, f"reading {file.name}", total=size) as advance:
+        return read_trace(file, advance)
 
 
 class _Reader:
@@ -255,20 +267,12 @@ def nanoseconds(microseconds: str | int) -> int:
     """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float.
 
     Raises:
-        ValueError: It is no number, or no time: larger than `LATEST`, or infinite.
+        ValueError, ArithmeticError: It is no number, or no time: larger than `LATEST`, or infinite.
     """
-    if isinstance(microseconds, int):
-        time = microseconds * 1000
-    else:
-        whole, _, fraction = microseconds.partition(".")
-        if not whole.isdigit() or len(fraction) > 3 or not (fraction or "0").isdigit():
-            rounded = float(microseconds) * 1000
-            time = round(rounded) if abs(rounded) < LATEST else LATEST
-        else:
-            time = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    time = Decimal(microseconds) * 1000
     if abs(time) >= LATEST:
         raise ValueError(f"{str(microseconds)[:40]} is not a time in µs")
-    return time
+    return round(time)
 
 
 class Stretch(NamedTuple):

@@ -110,9 +110,12 @@ def test_all_options_of_a_step_have_the_same_loss_and_all_phases() -> None:
     variants: list[dict[str, Any]] = [
         {"engine": "plain"},
         {"engine": "torch"},
-        {"engine": "plain", "layout": "channels_first"},
-        {"engine": "plain", "focal_form": "reference"},
-        {"engine": "plain", "trains_frozen": True},
+        {
+            "engine": "plain",
+            "layout": "channels_first",
+            "focal_form": "reference",
+            "trains_frozen": True,
+        },
     ]
     losses = []
     for options in variants:

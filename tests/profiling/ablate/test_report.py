@@ -1,4 +1,4 @@
-"""The report: pictures, both pages, the page in a browser, and the reports in docs/ablations."""
+"""The report: pictures, both pages, and the reports in docs/ablations."""
 
 import re
 from itertools import groupby
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.charts import as_svg
-from common.page import Chart, render_page
+from common.page import Chart
 from profiling.ablate import report
 from profiling.ablate.analysis import Row, compare_variants, make_row, read_study
 from profiling.ablate.charts import picture
@@ -16,15 +16,12 @@ from profiling.ablate.report import (
     FILES,
     PICTURES,
     SECOND,
-    make_sections,
-    markdown_page,
     remarks,
     render_pages,
     summary,
 )
 from profiling.ablate.result import Place, Result
 from tests.profiling.ablate.samples import ablation, result, run
-from tests.support.browsers import Opened, started_browser
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STORED = sorted(
@@ -141,27 +138,19 @@ def test_summary_counts_comparisons() -> None:
     assert third == "Not finished: not-yet."
 
 
-def pages() -> tuple[str, str]:
-    sections, sentences = make_sections(study()), summary(study())
-    return (
-        render_page(sections, title="made", summary=sentences),
-        markdown_page(sections, title="made", summary=sentences, pictures="pictures"),
-    )
-
-
 def test_pages_have_all_parts() -> None:
     measured = ("Is it faster?", "1.51×", "1.20×", "It is more.", "a processor", "tuned")
     missing = ("cores, and this process may use 2", COMMAND, "0.40 cores busy")
-    for page in pages():
+    page, markdown = render_pages(study())
+    for text_of_page in (page, markdown):
         for text in (*measured, *missing, "retinanet profile ablate run made --quick"):
-            assert text in page, text
-
-
-def test_tables_of_the_markdown_are_complete() -> None:
-    _, page = pages()
-    for is_table, lines in groupby(page.splitlines(), lambda line: line.startswith("|")):
+            assert text in text_of_page, text
+    measured_section = page.partition('id="measured"')[2].partition("<section")[0]
+    assert page.count("<svg") == measured_section.count("<svg") == 1
+    assert measured_section.count("<table") == 1
+    for is_table, lines in groupby(markdown.splitlines(), lambda line: line.startswith("|")):
         assert not is_table or len({line.count("|") for line in lines}) == 1
-    assert "![" in page and "](pictures/measured.png)" in page
+    assert "![" in markdown and "](pictures/measured.png)" in markdown
 
 
 def test_unfinished_row_has_its_progress() -> None:
@@ -185,20 +174,6 @@ def test_second_run_with_another_definition_is_ignored() -> None:
     row = make_row("some", PAPER, result(PARTS), other, command=COMMAND)
     assert row.outcomes[0].again is None
     assert "The second run has another definition and is ignored." in remarks(row)
-
-
-@pytest.mark.parametrize("width", [1280, 480])
-@pytest.mark.exhaustive
-def test_browser_shows_the_page_without_errors(tmp_path: Path, width: int) -> None:
-    file = tmp_path / "ablations.html"
-    file.write_text(pages()[0])
-    with started_browser() as browser:
-        opened = Opened(browser, file, viewport={"width": width, "height": 900})
-        assert opened.page.locator("svg").count() == 1
-        assert opened.page.locator("#measured table").count() == 1
-        fits = "document.documentElement.scrollWidth <= window.innerWidth"
-        assert opened.page.evaluate(fits)
-        opened.close()
 
 
 @pytest.mark.parametrize("page", STORED, ids=lambda page: page.parent.name)

@@ -11,20 +11,14 @@ from profiling.bench.variant import (
     memory_remark,
     parse_memory,
 )
+from tests.launch.test_environment import PRINT_POLICY
 from tests.support.commands import error_message, run_program
 
-READ_BACK = """
-import ctypes, platform
-from launch.limits import read_allowance
+READ_BACK = f"""{PRINT_POLICY}
 from profiling.bench.variant import apply_memory
 for text in ("interleave", "membind=0", "preferred=0", "local"):
-    apply_memory(text, allowed=read_allowance().memory_nodes or {0})
-    call = {"x86_64": 239, "aarch64": 236}[platform.machine()]
-    mode = ctypes.c_int()
-    library = ctypes.CDLL(None, use_errno=True)
-    call_it = (ctypes.c_long(call), ctypes.byref(mode), None, ctypes.c_ulong(0), None)
-    assert library.syscall(*call_it, ctypes.c_long(0)) == 0, ctypes.get_errno()
-    print(mode.value)
+    apply_memory(text, allowed=[0])
+    print(policy()[0])
 """
 
 

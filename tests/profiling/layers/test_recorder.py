@@ -97,8 +97,7 @@ def test_spans_do_not_overlap(small: Watched) -> None:
 
 def test_calls_of_a_layer_are_counted(small: Watched) -> None:
     # The arithmetic is that of the subject's model, whose layers have other names.
-    layers = list(small.iteration["layers"])
-    facts = collect_facts(subject("alexnet"), small.timed, layers, small.recorder, notes=["a note"])
+    facts = collect_facts(subject("alexnet"), small.timed, small.recorder, notes=["a note"])
     calls = {layer["name"]: layer["calls"] for layer in facts["layers"]}
     assert calls["relu"] == calls["shared"] == 2 and calls["first"] == 1
     assert facts["notes"] == ["a note"] and facts["versions"]["torch"]
@@ -155,7 +154,7 @@ def test_retinanets_frozen_layers_have_no_backward_pass(retinanet: TimedModel) -
         name for name, module in retinanet.network.named_modules() if isinstance(module, nn.Conv2d)
     }
     assert layers.keys() == convolutions | {"loss"}
-    facts = collect_facts(subject("retinanet"), retinanet, list(layers), recorder, notes=[])
+    facts = collect_facts(subject("retinanet"), retinanet, recorder, notes=[])
     by_name = {layer["name"]: layer for layer in facts["layers"]}
     for name in convolutions:
         assert by_name[name]["gflop_forward"] > 0

@@ -1,5 +1,6 @@
 """Findings: when each appears, and how much time it could save."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,13 @@ def material(*problems: ProblemCalls, **inputs: Any) -> Material:
     steps, wall_ms = inputs.pop("steps", NO_STEPS), inputs.pop("wall_ms", None)
     others = dict.fromkeys(("peaks", "environment", "efficiency", "comparison", "traced"))
     given = {**others, "counters": (), "log": OneDnnLog(), **inputs}
-    return Material(measured=Measured(problems, steps, wall_ms), **given)
+    if wall_ms:
+        steps = replace(steps, wall_ms=wall_ms)
+    return Material(measured=Measured(problems, steps), **given)
 
 
 def traced(file: Path) -> Traced:
-    trace = read_trace(file)
-    return Traced(trace, analyze(trace), None)
+    return Traced(analyze(read_trace(file)), None)
 
 
 def marked(*steps: tuple[int, int, float, float]) -> OneDnnLog:
@@ -100,7 +102,7 @@ def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
     finding = Advice("", "", "", "", 25.0)
     log = material(row(problem(), 50.0)).measured
     assert advice.saving(finding, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
-    step = Measured(log.problems, Steps(frozenset({(0, 1)}), 1, 100.0, None, None), wall_ms=100.0)
+    step = Measured(log.problems, Steps(frozenset({(0, 1)}), 1, 100.0, None, None))
     assert advice.saving(finding, step) == "At most 25.0 ms per step, 25.0% of the step."
     assert "not known" in advice.saving(Advice("", "", "", ""), step)
 

@@ -18,6 +18,7 @@ from profiling.report.command import Inputs, find_inputs
 from tests.profiling.onednn_log.example_lines import UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
 from tests.profiling.report.example_logs import (
+    HEADER,
     PEAKS,
     convolution,
     hostile_log,
@@ -159,6 +160,31 @@ def test_cheap_problems_share_one_row(tmp_path: Path) -> None:
     assert rows[501][2:4] == ["620", "192,510"]
     assert "500 costliest of 620 problems" in page.sections["problems"]
     assert "retinanet profile stats" in page.sections["problems"]
+
+
+def test_operators_and_reasons_of_a_captured_log(tmp_path: Path) -> None:
+    operator = {"name": "aten::a", "caller": "aten::b", "module": "M", "shapes": "2x3"}
+    slow = convolution(8.0, implementation="gemm:ref")
+    tensors = slow.split("forward_training,")[1].rpartition(",")[0]
+    reason = (
+        "onednn_verbose,v1,primitive,create:dispatch,convolution,cpu,convolution,jit_dw:undef,"
+        f"forward_training,{tensors},unsupported datatype,src/cpu/x64/jit_dw.hpp:53\n"
+    )
+    log = tmp_path / "captured.log"
+    log.write_text(f"{HEADER}{reason}profilednn_operator,{json.dumps(operator)}\n{slow}")
+    page = Page(write_page(tmp_path, log))
+    [operators] = [rows for name, rows in page.tables.items() if "pairs of torch operator" in name]
+    assert operators[1] == [
+        "b > a",
+        "convolution forward training",
+        "1",
+        "8.0",
+        "100.0%",
+        "M, 100%",
+    ]
+    [fallbacks] = [rows for name, rows in page.tables.items() if "by general code" in name]
+    assert fallbacks[1][1] == "gemm:ref" and fallbacks[1][-1] == "jit_dw: unsupported datatype"
+    assert "Skipped for the costliest: jit_dw: unsupported datatype." in page.sections["next"]
 
 
 @pytest.mark.slow

@@ -1,23 +1,24 @@
 """`match_log`: a trace and oneDNN's log of the same steps."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from common.errors import InputError
+from common.machine import fastest_precision
+from profiling.capture.backends import OneDnnHook, TraceHook
+from profiling.capture.hooks import Capture
 from profiling.onednn_log.log import Calls, LogPosition, OneDnnLog, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.trace.analysis import Analysis, analyze, match_log
 from profiling.trace.operators import Category
 from profiling.trace.trace import read_trace
+from retinanet.engine.engines import PreparedTraining
 from tests.profiling.trace.example_traces import STEP, operator, write
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-PROGRAM = Path(__file__).with_name("logged_model.py")
 CONVOLUTION = Problem("primitive", "cpu", "convolution", "brgconv", "backward_data", (), "", "", "")
 REORDER = Problem("primitive", "cpu", "reorder", "jit:uni", "undef", (), "", "", "")
 
@@ -25,11 +26,21 @@ REORDER = Problem("primitive", "cpu", "reorder", "jit:uni", "undef", (), "", "",
 @pytest.mark.slow
 def test_log_and_trace_of_the_installed_torch(tmp_path: Path) -> None:
     trace_file, log_file = tmp_path / "trace.json", tmp_path / "onednn.log"
-    environment = {**os.environ, "ONEDNN_VERBOSE": "1", "PYTHONPATH": str(REPOSITORY)}
-    with log_file.open("w") as log:
-        subprocess.run(
-            [sys.executable, PROGRAM, trace_file], env=environment, stdout=log, check=True
-        )
+    dtype = torch.bfloat16 if fastest_precision() == "bf16" else torch.float32
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 62 * 62, 32)).to(dtype)
+    image = torch.randn(2, 3, 64, 64, dtype=dtype)
+    prepared = PreparedTraining(model, torch.optim.SGD(model.parameters(), lr=0.1), model)  # type: ignore[arg-type]
+    steps = range(20, 22)
+    capture = Capture(
+        [TraceHook(trace_file, steps), OneDnnHook(log_file, steps, facts=lambda _: {"rank": 0})]
+    )
+    for number in range(19, 22):
+        with capture.step(number, prepared):
+            with capture.phase("forward"):
+                loss = model(image).sum()
+            with capture.phase("backward"):
+                loss.backward()
+    capture.close()
     analysis = analyze(read_trace(trace_file))
     beside = match_log(analysis, read_logs([log_file]))
     assert beside.has_steps and beside.other_ms == 0
