@@ -330,8 +330,8 @@ def run_batch(
                 timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:
             hot, *cold_times = (typical(measured.milliseconds) for measured in timed)
-            implementation = timed[0].problem.implementation
-            return ReplayTime(hot, cold_times[0] if cold_times else None, runs, implementation)
+            cold_ms, implementation = next(iter(cold_times), None), timed[0].problem.implementation
+            return ReplayTime(batch.problems[0], hot, cold_ms, runs, implementation)
         why = why or reason
         if ended.status in (None, 0):
             break

@@ -21,8 +21,9 @@ from profiling.bench.results import background_load
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batch
-from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
+from profiling.replay.benchdnn_fields import Dialect, Layouts
+from profiling.replay.benchdnn_problems import express
+from profiling.replay.replay import Conditions, NotReplayed, Replay, ReplayTime, save_replay
 from profiling.replay.torch_replay import replay_with_torch
 
 
@@ -56,9 +57,7 @@ class Work:
     calls: Mapping[Problem, Calls]
     conditions: Conditions
     options: ReplayOptions
-    lines: Mapping[Problem, ProblemLine]
-    """What benchdnn runs for each problem; not used without benchdnn."""
-    refused: Mapping[Problem, str]  # Why benchdnn runs nothing for the other problems
+    layouts: Layouts = "log"  # That benchdnn requests
     file: Path | None  # To save the replay in, if any
 
 
@@ -91,9 +90,10 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
         )
     if note := memory_note(work.conditions):
         print_line(console, f"note: {note}")
+    lines, refused = express(work.calls, Dialect(benchdnn.dialect, work.layouts))
     replay = Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, work.conditions)
-    replay.not_replayed.update(work.refused)
-    batches = make_batches(work.lines, work.calls, repeats=work.options.repeats)
+    replay.not_replayed.extend(NotReplayed(problem, why) for problem, why in refused.items())
+    batches = make_batches(lines, work.calls, repeats=work.options.repeats)
     spent = [0.0, *accumulate(batch.expected_seconds(cold=cold) for batch in batches)]
     # Progress counts whole seconds, at least one.
     whole = int(spent[-1]) + 1
@@ -102,10 +102,11 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
     def save_part() -> None:
         """Save the partial results; the remaining problems are marked as interrupted."""
         if work.file is not None:
-            done = replay.times.keys() | replay.not_replayed.keys()
-            interrupted = dict.fromkeys(work.calls.keys() - done, "not run: interrupted")
-            reasons = {**replay.not_replayed, **interrupted}
-            save_replay(replace(replay, not_replayed=reasons), work.file)
+            done = {each.problem for each in replay.times}
+            done |= {each.problem for each in replay.not_replayed}
+            left = (problem for problem in work.calls if problem not in done)
+            reasons = [NotReplayed(problem, "not run: interrupted") for problem in left]
+            save_replay(replace(replay, not_replayed=[*replay.not_replayed, *reasons]), work.file)
 
     # The costliest problems run first, so a plain count of problems would overestimate the wait.
     with progress(console, "seconds, about", total=whole) as advance:
@@ -114,9 +115,9 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
                 result = run_batch(batch, benchdnn=benchdnn, conditions=work.conditions, cold=cold)
                 for problem in batch.problems:
                     if isinstance(result, ReplayTime):
-                        replay.times[problem] = result
+                        replay.times.append(replace(result, problem=problem))
                     else:
-                        replay.not_replayed[problem] = result
+                        replay.not_replayed.append(NotReplayed(problem, result))
                 seconds = int(spent[done]) if done < len(batches) else whole
                 advance(seconds, f"{done} of {len(batches)} problems")
                 if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:

@@ -25,6 +25,7 @@ from profiling.onednn_log.work import Problem
 from profiling.peaks import parse_share
 from profiling.replay.replay import (
     Conditions,
+    NotReplayed,
     Replay,
     ReplayTime,
     Work,
@@ -126,12 +127,10 @@ def replay_with_torch(
             warn(note)
     progress(len(calls))
     # Also what ran with another problem after its own run had failed.
-    times = {
-        problem: time
-        for problem in calls
-        if not unsupported_reason(problem) and (time := observed.find_time(problem)) is not None
-    }
-    missing = {problem: why for problem, why in reasons.items() if why and problem not in times}
+    found = (observed.find_time(problem) for problem in calls if not unsupported_reason(problem))
+    times = [time for time in found if time is not None]
+    timed = {time.problem for time in times}
+    missing = [NotReplayed(*reason) for reason in reasons.items() if reason[0] not in timed]
     versions, instruction_sets = map(", ".join, (observed.versions, observed.instruction_sets))
     return Replay("torch", versions, instruction_sets, conditions, times, missing)
 
@@ -168,6 +167,7 @@ class Observations:
         for problem, (hot_ms, cold_ms) in self._by_work.get(normalize_work(wanted), {}).items():
             if hot_ms and same_layouts(wanted, problem):
                 return ReplayTime(
+                    wanted,
                     hot_ms=median(hot_ms),
                     cold_ms=median(cold_ms) if cold_ms else None,
                     runs=min(len(times) for times in (hot_ms, cold_ms) if times),

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch.backends import mkldnn
 
 from common.console import redirected
 from common.streams import OUTPUT
 from profiling.onednn_log.parse import Mark, mark_line
+from profiling.onednn_log.work import Problem
 from profiling.peaks import last_level_bytes
-from profiling.replay.replay import problem_from_json
 from profiling.replay.torch_operators import NotReachedError, prepare
 
+PROBLEM = TypeAdapter(Problem)
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 """Exceptions of torch for arguments that it refuses; the next problem can still be run."""
 
@@ -31,7 +33,7 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
     try:
         with torch.no_grad():
             return measure(
-                prepare(problem_from_json(question["problem"])),
+                prepare(PROBLEM.validate_python(question["problem"])),
                 Path(question["log"]),
                 repeats=question["repeats"],
                 flush=flush if question["cold"] else None,

@@ -195,7 +195,7 @@ def slow_convolutions(material: Material) -> Iterator[Advice]:
     """Advise on costly convolutions below half of the peak rate."""
     measured = material.measured
     replayed = material.efficiency.problems if material.efficiency else ()
-    alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
+    alone_ms = {item.problem: item.alone.hot_ms for item in replayed if item.alone}
     slow = [
         item
         for item in measured.problems

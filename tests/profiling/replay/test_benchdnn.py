@@ -26,7 +26,7 @@ from profiling.replay.benchdnn import (
     typical,
 )
 from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_problems import express, write_problem_files
+from profiling.replay.benchdnn_problems import write_problem_files
 from profiling.replay.replay import Conditions, Replay
 from profiling.replay.run import ReplayOptions, Work, run_again
 from tests.profiling.onednn_log.logs import FIXTURES
@@ -268,10 +268,8 @@ def replay_calls(calls: dict[Problem, Calls], *, repeats: int, cold: bool) -> Re
     """Run a log's problems again with the real program."""
     conditions = Conditions(1, (CPU,))
     program = probe_benchdnn(BENCHDNN, conditions)
-    lines, refused = express(calls, Dialect(program.dialect))
     options = ReplayOptions(repeats=repeats, cold=cold, threads=None)
-    work = Work(calls=calls, conditions=conditions, options=options, lines=lines, refused=refused,
-                file=None)  # fmt: skip
+    work = Work(calls=calls, conditions=conditions, options=options, file=None)
     return run_again(work, program, Console(quiet=True))
 
 
@@ -280,8 +278,8 @@ def replay_calls(calls: dict[Problem, Calls], *, repeats: int, cold: bool) -> Re
 def test_problems_are_timed_hot_and_cold() -> None:
     calls = dict(list(read_calls("pool").items())[:2])
     replay = replay_calls(calls, repeats=7, cold=True)
-    assert (set(replay.times), replay.not_replayed) == (set(calls), {})
-    for measured in replay.times.values():
+    assert ([time.problem for time in replay.times], replay.not_replayed) == ([*calls], [])
+    for measured in replay.times:
         assert measured.runs == 7 and measured.implementation
         assert 0 < measured.hot_ms < 1000
         assert measured.cold_ms is None or 0 < measured.cold_ms < 1000
@@ -303,7 +301,7 @@ def test_refused_problem_has_a_reason_and_the_others_run(tmp_path: Path) -> None
         f"onednn_verbose,v1,primitive,exec,cpu,matmul,ref:any,undef,{matrices},,,4x6:6x5,10\n"
     )
     replay = replay_calls(read_logs([log]).calls(), repeats=3, cold=False)
-    assert [problem.shape for problem in replay.times] == ["4x6:6x5"]
-    reasons = {problem.shape: why for problem, why in replay.not_replayed.items()}
+    assert [time.problem.shape for time in replay.times] == ["4x6:6x5"]
+    reasons = {item.problem.shape: item.why for item in replay.not_replayed}
     assert reasons["mb2ic16ih7iw7"] == "benchdnn: SKIPPED (Case not supported)"
     assert reasons["4x6:60x5"].startswith("benchdnn: ")

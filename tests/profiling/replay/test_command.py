@@ -13,8 +13,15 @@ import pytest
 from common.cli import run_command
 from common.console import make_console
 from profiling.bench.worker_pool import busy_cores
-from profiling.replay.command import add_benchdnn, make_rows, print_replay
-from profiling.replay.replay import Conditions, Replay, ReplayTime, load_replay
+from profiling.replay.command import add_benchdnn, print_replay
+from profiling.replay.replay import (
+    Conditions,
+    NotReplayed,
+    Replay,
+    ReplayTime,
+    beside_replay,
+    load_replay,
+)
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import make_calls, needs_benchdnn, parse_v3
 from tests.support.commands import start_program
@@ -75,10 +82,10 @@ def test_replay_is_printed_and_saved(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "runner: benchdnn of oneDNN " in printed
     assert "replayed: 4 of 4 problems, 100.0% of their time" in printed
     replay = load_replay(tmp_path / "out" / "replay.json")
-    assert (replay.runner, len(replay.times), replay.not_replayed) == ("benchdnn", 4, {})
+    assert (replay.runner, len(replay.times), replay.not_replayed) == ("benchdnn", 4, [])
     rows = json.loads(numbers.read_text())["problems"]
     assert rows == sorted(rows, key=lambda row: -row["total_ms"])
-    assert {row["hot_ms"] for row in rows} == {time.hot_ms for time in replay.times.values()}
+    assert {row["hot_ms"] for row in rows} == {time.hot_ms for time in replay.times}
 
 
 @pytest.mark.slow
@@ -117,7 +124,7 @@ def test_ctrl_c_saves_finished_problems_and_leaves_no_process(tmp_path: Path) ->
     assert running.returncode == 130, errors
     assert "are saved in" in printed
     replay = load_replay(out / "replay.json")
-    assert "not run: interrupted" in replay.not_replayed.values()
+    assert "not run: interrupted" in {item.why for item in replay.not_replayed}
     wait_until_ended([child])
 
 
@@ -141,13 +148,13 @@ def test_problems_without_a_time_are_printed_with_share_and_reason(
         "3.7.2",
         "",
         Conditions(1),
-        times={first: ReplayTime(2.0, None, 20, "another")},
-        not_replayed={second: "benchdnn: UNIMPLEMENTED"},
+        times=[ReplayTime(first, 2.0, None, 20, "another")],
+        not_replayed=[NotReplayed(second, "benchdnn: UNIMPLEMENTED")],
     )
-    rows = make_rows(calls, replay)
+    rows = beside_replay(calls, replay)
     assert [row.log_over_hot for row in rows] == [3.0, None, None]
     print_replay(make_console(), rows)
     printed = capsys.readouterr().out
     assert "a → another" in printed and "1 of 3 problems, 60.0%" in printed
     assert "30.00% of the time: benchdnn: UNIMPLEMENTED" in printed
-    assert "10.00% of the time: not run" in printed
+    assert "10.00% of the time: not in the replay" in printed

@@ -12,6 +12,7 @@ from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import (
     Conditions,
+    NotReplayed,
     Replay,
     ReplayTime,
     difference,
@@ -88,20 +89,23 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
         version="3.7.2",
         instruction_set="Intel AVX-512",
         conditions=Conditions(threads=2, cpus=(0, 1), memory_nodes=(0,)),
-        times={product: ReplayTime(0.1234567890123, None, 20, "brg_matmul:avx512_core")},
-        not_replayed={copy: "benchdnn: UNIMPLEMENTED"},
+        times=[ReplayTime(product, 0.1234567890123, None, 20, "brg_matmul:avx512_core")],
+        not_replayed=[NotReplayed(copy, "benchdnn: UNIMPLEMENTED")],
     )
-    save_replay(replay, tmp_path / "replay.json")
-    assert load_replay(tmp_path / "replay.json") == replay
+    file = tmp_path / "replay.json"
+    save_replay(replay, file)
+    assert load_replay(file) == replay
+    file.write_text(file.read_text().replace("replay 1", "replay 2"))
+    with pytest.raises(InputError, match=r"is not a replay \(format: Input should be 'profilednn"):
+        load_replay(file)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is not JSON"),
-        ("[1]", "JSON object"),
-        ('{"format": "something else"}', "is not a replay"),
-        ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
+        ("", r"is not a replay \(the file: Invalid JSON"),
+        ("[1]", r"is not a replay \(the file: Input should be an object"),
+        ('{"format": "profilednn replay 1"}', r"is not a replay \(runner: Field required\); exp"),
     ],
 )
 def test_other_file_is_refused_in_one_line(content: str, reason: str, tmp_path: Path) -> None:

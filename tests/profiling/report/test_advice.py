@@ -91,7 +91,7 @@ def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Compa
 
 def replayed(measured: Calls, hot_ms: float) -> Efficiency:
     log = OneDnnLog(executions={LogPosition(): {problem(): measured}})
-    times = {problem(): ReplayTime(hot_ms, None, 3, "brg")}
+    times = [ReplayTime(problem(), hot_ms, None, 3, "brg")]
     replay = Replay("torch", "3.7.1", "", Conditions(2), times)
     return analyze_efficiency(log, replay, peaks=None)
 
@@ -100,7 +100,9 @@ def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
     finding = Advice("", "", "", "", 25.0)
     log = material(row(problem(), 50.0)).measured
     assert advice.saving(finding, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
-    step = Measured(log.problems, Steps(frozenset({(0, 1)}), 1, 100.0, None, None), wall_ms=100.0)
+    step = Measured(
+        log.problems, Steps(frozenset({LogPosition(0, 1)}), 1, 100.0, None, None), wall_ms=100.0
+    )
     assert advice.saving(finding, step) == "At most 25.0 ms per step, 25.0% of the step."
     assert "not known" in advice.saving(Advice("", "", "", ""), step)
 

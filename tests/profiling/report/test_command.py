@@ -91,7 +91,7 @@ def write_full_run(folder: Path) -> tuple[str | Path, ...]:
     (run / "trace").mkdir()
     example_traces.write(run / "trace" / "rank0.json", *example_traces.STEP)
     problems = read_logs([log]).calls()
-    times = {item: ReplayTime(5.0, 6.0, 3, item.implementation) for item in problems}
+    times = [ReplayTime(item, 5.0, 6.0, 3, item.implementation) for item in problems]
     save_replay(Replay("torch", "3.7.1", "", Conditions(2), times), folder / "replay.json")
     reference = folder / "reference.log"
     reference.write_text(rank_log(0).replace(convolution(45.0, direction="backward_weights"), ""))
