@@ -229,8 +229,8 @@ class Part:
 class Steps:
     """The facts that a log has on its steps."""
 
-    whole: frozenset[tuple[int | None, int | None]]
-    """Rank and number of each step whose begin and end are marked; none: the log has no marks."""
+    whole: frozenset[LogPosition]
+    """Each step whose begin and end are marked; none: the log has no marks."""
     ranks: int  # Ranks in the log, at least 1
     wall_ms: float | None  # The time of a step, the mean over whole ones; None without marks
     images: int | None  # Images of all the log's ranks together in a step
@@ -243,7 +243,7 @@ class Steps:
 
     def holds(self, where: LogPosition) -> bool:
         """Return whether executions in that place count."""
-        return not self.whole or (where.rank, where.step) in self.whole
+        return not self.whole or where.whole_step in self.whole
 
 
 @dataclass(frozen=True)
@@ -332,9 +332,7 @@ def cold_or_hot_ms(row: ReplayedCalls) -> float:
 
 def marked_steps(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
-    marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
-    # Marks without a phase surround whole steps. A step whose end is missing has no time.
-    walls = {(where.rank, where.step): ms for where, ms in marks}
+    walls = log.step_ms
     by_rank = {facts.get("rank"): facts for facts in log.facts}
     images = [facts.get("images_a_step") for facts in by_rank.values()]
     ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)

@@ -257,7 +257,7 @@ def print_causes(
 def print_phases(console: Console, log: OneDnnLog) -> None:
     """Print wall-clock time of a step's phases beside oneDNN's in it, where the log has marks."""
     phases = list(dict.fromkeys(where.phase for where in log.phase_ms if where.phase))
-    steps = {(where.rank, where.step) for where in log.phase_ms}
+    steps = {where.whole_step for where in log.phase_ms}
     if not phases or not steps:
         return
     rows = []

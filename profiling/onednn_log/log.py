@@ -36,6 +36,13 @@ class LogPosition(NamedTuple):
     step: int | None = None
     phase: str | None = None
     """One of `profiling.onednn_log.parse.PHASES`, as `profile.onednn` marks them."""
+    run: int = 0
+    """Of the steps of this rank and number, which: several runs of a program repeat them."""
+
+    @property
+    def whole_step(self) -> "LogPosition":
+        """The step that it is in."""
+        return self._replace(phase=None)
 
 
 @dataclass(slots=True)
@@ -113,9 +120,8 @@ class OneDnnLog:
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[LogPosition, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
-    steps_begun: int = 0
-    """Begins of steps; several logs of one program have each number of a step several times."""
-    step_ms: list[float] = field(default_factory=list)  # Wall-clock time of each complete step
+    steps_begun: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+    """Begins of steps, by rank and number of the step."""
     lines: int = 0  # Lines of all files, other programs' included
     onednn_lines: int = 0
     not_understood_count: int = 0
@@ -131,6 +137,11 @@ class OneDnnLog:
             for problem, calls in problems.items():
                 merged.setdefault(problem, Calls()).merge(calls)
         return merged
+
+    @property
+    def step_ms(self) -> dict[LogPosition, float]:
+        """Wall-clock time of each complete step."""
+        return {where: ms for where, ms in self.phase_ms.items() if where.phase is None}
 
     @property
     def total_ms(self) -> float:
@@ -249,7 +260,7 @@ class _Reader:
         self.begun: dict[LogPosition, float] = {}
         self.operator: Operator | None = None
         """That of the last line about operators; None in logs without them."""
-        self.pending: dict[str, list[str]] = {}
+        self.pending: dict[str, dict[str, None]] = {}
         """Reasons whose line has no problem, by kind of primitive, until a line has it."""
         self.meanings: dict[str, Meaning] = {}
         self.sink: dict[tuple[LogPosition, Operator | None, str], tuple[Calls, ...]] = {}
@@ -363,11 +374,13 @@ class _Reader:
         if meaning.problem is not None:
             self.add_reasons(meaning.problem, reason)
         elif meaning.primitive:
-            self.pending.setdefault(meaning.primitive, []).append(reason)
+            reasons = self.pending.setdefault(meaning.primitive, {})
+            make_room(reasons)
+            reasons[reason] = None
 
     def add_reasons(self, problem: Problem, *reasons: str) -> None:
         """Add reasons to a problem, and before them those of its kind that had no problem."""
-        before = self.pending.pop(problem.kind, [])
+        before = self.pending.pop(problem.kind, {})
         if before or reasons:
             known = self.log.skipped.setdefault(work_of(problem), {})
             known.update(dict.fromkeys([*before, *reasons]))
@@ -388,22 +401,21 @@ class _Reader:
             self.not_understood(line, f"invalid line of ProfileDNN: {error}")
 
     def add_mark(self, mark: Mark) -> None:
-        place = LogPosition(self.rank, mark.step, mark.phase)
+        begun = self.log.steps_begun
+        if mark.is_begin and mark.phase is None:
+            begun[self.rank, mark.step] += 1
+        # Without a begin, the log was cut at its front.
+        run = max(0, begun[self.rank, mark.step] - 1)
+        place = LogPosition(self.rank, mark.step, mark.phase, run)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
-            self.log.steps_begun += mark.phase is None
             self.where[self.rank] = place
             return
-        # An end without a begin is possible: the log may have been cut at its front.
-        if (begun := self.begun.pop(place, None)) is not None:
-            passed = mark.milliseconds - begun
+        if (start := self.begun.pop(place, None)) is not None:
+            passed = mark.milliseconds - start
             self.log.phase_ms[place] = self.log.phase_ms.get(place, 0.0) + passed
-            if mark.phase is None:
-                self.log.step_ms.append(passed)
         # After a phase its step goes on; after a step nothing is open.
-        self.where[self.rank] = (
-            LogPosition(self.rank, mark.step) if mark.phase else LogPosition(self.rank)
-        )
+        self.where[self.rank] = place.whole_step if mark.phase else LogPosition(self.rank)
 
     def not_understood(self, line: str, why: str) -> None:
         self.log.not_understood_count += 1
