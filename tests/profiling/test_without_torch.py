@@ -1,6 +1,5 @@
 """Logs and traces are analyzed with four packages beside this one, without torch."""
 
-import os
 import subprocess
 import sys
 from importlib.metadata import packages_distributions, requires
@@ -10,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.profiling.onednn_log.logs import FIXTURES
-from tests.support.commands import REPOSITORY
+from tests.support.commands import REPOSITORY, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -58,14 +57,8 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_light(light: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retinanet", "profile", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{light}:{REPOSITORY}"},
-        cwd=light,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-m", "retinanet", "profile", *arguments)
+    return run_program(*command, cwd=light, PYTHONPATH=f"{light}:{REPOSITORY}")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
     assert [item.line for item in log.not_understood] == [
         number for number, line in enumerate(lines, start=1) if line in damaged
     ]
+    assert all(item.why for item in log.not_understood)
     assert log.dispatches == {
         "unsupported isa": 1,
         "only Ab4a, Ab8a destinations supported": 1,

@@ -17,6 +17,7 @@ from common.errors import InputError
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import (
+    KINDS,
     Ended,
     Timed,
     find_benchdnn,
@@ -66,7 +67,7 @@ def test_program_has_the_cores_and_threads_of_the_conditions(
 
 def test_timeout_kills_the_program_and_its_children(tmp_path: Path) -> None:
     program = write_program(tmp_path / "program", f"sleep 61 & echo $! > {tmp_path}/child; wait")
-    ended = run(program, timeout=3)
+    ended = run(program, timeout=1)
     assert ended.status is None and "killed" in ended.why
     assert is_gone(int((tmp_path / "child").read_text()))
 
@@ -203,9 +204,6 @@ def test_typical_is_the_median_unless_times_are_near_the_clocks_resolution() -> 
 
 
 DRIVERS = sorted(log.stem.rpartition("-")[2] for log in FIXTURES.glob("benchdnn-*.log"))
-KINDS = {"bnorm": "batch_normalization", "conv": "convolution", "deconv": "deconvolution"}
-KINDS |= {"gnorm": "group_normalization", "ip": "inner_product", "lnorm": "layer_normalization"}
-KINDS |= {"pool": "pooling"}
 
 
 def read_calls(driver: str, log: Path | None = None) -> dict[Problem, Calls]:

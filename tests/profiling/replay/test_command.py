@@ -93,7 +93,8 @@ def test_other_work_during_a_replay_is_printed_before_the_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cpu = min(os.sched_getaffinity(0))
-    options = ("--out", tmp_path / "out", "--threads", 1, "--cpus", cpu, "--top", 1)
+    short = ("--top", 1, "--repeats", 3, "--no-cold")
+    options = ("--out", tmp_path / "out", "--threads", 1, "--cpus", cpu, *short)
     with busy_cores([cpu]):
         assert call(POOLING, *options, "--json", tmp_path / "numbers.json") == 0
     printed = capsys.readouterr().out
