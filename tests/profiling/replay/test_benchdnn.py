@@ -33,8 +33,10 @@ from profiling.replay.run import ReplayOptions, Work, run_again
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
 from tests.support.commands import write_program
+from tests.support.processes import processes_with, wait_until_gone
 
 CPU = min(os.sched_getaffinity(0))
+LONG = f"61.{os.getpid()}"  # Seconds; no other process sleeps as long
 PRINT_ENVIRONMENT = """\
 import json, os
 names = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "ONEDNN_VERBOSE")
@@ -66,17 +68,18 @@ def test_program_has_the_cores_and_threads_of_the_conditions(
 
 
 def test_timeout_kills_the_program_and_its_children(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "program", f"sleep 61 & echo $! > {tmp_path}/child; wait")
+    program = write_program(tmp_path / "program", f"sleep {LONG} & touch {tmp_path}/begun; wait")
     ended = run(program, timeout=1)
     assert ended.status is None and "killed" in ended.why
-    assert is_gone(int((tmp_path / "child").read_text()))
+    assert (tmp_path / "begun").exists()
+    wait_until_gone(f"sleep {LONG}")
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "program", f"echo $$ > {tmp_path}/pid; exec sleep 62")
+    program = write_program(tmp_path / "program", f"exec sleep {LONG}")
 
     def interrupt() -> None:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not processes_with(f"sleep {LONG}"):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -85,19 +88,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(program)
     interrupting.join()
-    assert is_gone(int((tmp_path / "pid").read_text()))
-
-
-def is_gone(process: int) -> bool:
-    """Return whether a process ends within a second; a zombie counts as ended."""
-    for _ in range(20):
-        try:
-            if "State:\tZ" in Path(f"/proc/{process}/status").read_text():
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
+    wait_until_gone(f"sleep {LONG}")
 
 
 @pytest.mark.parametrize(
