@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from rich.console import Console
 
@@ -200,7 +200,7 @@ def note_header(log: OneDnnLog, text: str) -> None:
 SHOWN = 20  # Lines that could not be parsed and are kept for the report
 
 MOST_BEFORE_ONEDNN = 1 << 30
-"""Unpacked bytes after which reading of a file without a oneDNN line ends."""
+"""Unpacked characters after which reading of a file without a oneDNN line ends."""
 
 CACHED_LINES = 4096  # Lines whose meaning is cached; trainings have hundreds of distinct ones
 
@@ -250,7 +250,7 @@ class _Reader:
         self.log = log
         self.name = name
         self.number = 0
-        self.bytes = 0
+        self.characters = 0
         self.executed = 0
         self.first_onednn_line = log.onednn_lines
         self.first_not_understood = log.not_understood_count
@@ -269,18 +269,20 @@ class _Reader:
         log = self.log
         before = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
 
-        def count_bytes(size: int) -> None:
-            self.bytes += size
-            if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
+        def count(size: int) -> None:
+            self.characters += size
+            is_other = log.onednn_lines == self.first_onednn_line
+            if is_other and self.characters > MOST_BEFORE_ONEDNN:
+                gigabytes = self.characters >> 30
                 raise InputError(
-                    f"{self.name}: no oneDNN line in its first {self.bytes >> 30} GiB; {ADVICE}"
+                    f"{self.name}: no oneDNN line in its first {gigabytes} GiB; {ADVICE}"
                 )
 
         self.log.files.append(self.name)
         is_text = True
         try:
             with or_unreadable(self.name), open_log(file, advance) as stream:
-                for line in read_lines(stream, count_bytes):
+                for line in read_lines(stream, count):
                     self.number += 1
                     is_text = is_text and "\0" not in line
                     self.line(line)
@@ -463,8 +465,10 @@ class CountedFile(io.FileIO):
 
 
 @contextmanager
-def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[io.BufferedIOBase]:
-    """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
+def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
+    """Yield a file's text, unpacked where it is packed; `-` is standard input.
+
+    Bytes that are no UTF-8 are replaced.
 
     `advance` gets the number of bytes that were read, before they are unpacked. Regular files and
     the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
@@ -476,28 +480,22 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[io.Buffered
         stream = io.BufferedReader(raw, BLOCK)
         # peek, not seek: standard input may be a pipe.
         is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
-        yield gzip.GzipFile(fileobj=stream) if is_packed else stream
+        unpacked = gzip.GzipFile(fileobj=stream) if is_packed else stream
+        yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
-def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield lines without their newlines; bytes that are no UTF-8 are replaced.
+def read_lines(text: TextIO, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield lines without their newlines, of a longer line its beginning.
 
-    `advance` is called with the bytes of each block.
+    `advance` is called with the characters of each line, or of each part of a longer one.
     """
-    begun = ""
-    # read1 returns what is there: a pipe is read as it is written.
-    while block := stream.read1(BLOCK):
-        advance(len(block))
-        # A character on the border of two blocks is replaced; oneDNN's lines are ASCII.
-        whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
-        if newline:
-            for line in (begun + whole).split("\n"):
-                yield line[:LONGEST_LINE]
-            begun = ""
-        # A file without newlines must not fill the memory.
-        begun = (begun + tail)[:LONGEST_LINE]
-    if begun:
-        yield begun
+    begins = True
+    # A file without newlines must not fill the memory.
+    while part := text.readline(LONGEST_LINE):
+        advance(len(part))
+        if begins:
+            yield part.rstrip("\n")
+        begins = part.endswith("\n")
 
 
 LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"

@@ -207,22 +207,18 @@ STATE = re.compile(r"\d+:([A-Z_]+)(?: \((.*?)\))?(?: \(.*\))? __REPRO: ")
 UNREMARKABLE = ("EXECUTED", "PASSED", "LISTED", "INITIALIZED")
 
 
-class Timed(NamedTuple):
-    """One problem of oneDNN's log, measured once: several runs, one after the other."""
-
-    problem: Problem
-    milliseconds: tuple[float, ...]
-
-
-def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], str]:
+def read_timed(
+    output: Path, *, driver: str, runs: int
+) -> tuple[list[tuple[Problem, list[float]]], str]:
     """Return what a run of a driver measured, in order, and why benchdnn ran a problem not at all.
 
+    A problem that is measured once has the milliseconds of several runs, one after the other.
     `runs` is as requested; the reason is empty or such as `benchdnn: SKIPPED (…)`.
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template; ValueError: these are not
     `runs` of one problem of the driver's kind.
     """
-    timed: list[Timed] = []
+    timed = []
     heads: list[Head] = []
     is_refused, refusal = False, ""
     for line in read_lines(output):
@@ -244,7 +240,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], st
                 kind = KINDS.get(driver, driver)
                 if problem.kind not in (kind, f"log{kind}"):
                     raise ValueError(f"its log shows {problem.kind} instead of {kind}")
-                timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
+                timed.append((problem, [milliseconds(head.time) for head in counted]))
             heads, is_refused = [], False
     return timed, refusal
 
@@ -329,8 +325,8 @@ def run_batch(
             except ValueError as error:
                 timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:
-            hot, *cold_times = (typical(measured.milliseconds) for measured in timed)
-            cold_ms, implementation = next(iter(cold_times), None), timed[0].problem.implementation
+            hot, *cold_times = (typical(times) for _, times in timed)
+            cold_ms, implementation = next(iter(cold_times), None), timed[0][0].implementation
             return ReplayTime(batch.problems[0], hot, cold_ms, runs, implementation)
         why = why or reason
         if ended.status in (None, 0):
