@@ -37,12 +37,14 @@ from profiling.replay.benchdnn import find_benchdnn, probe_benchdnn
 from profiling.replay.replay import (
     Replay,
     ReplayedCalls,
+    ReplayOptions,
+    Work,
     beside_replay,
     load_replay,
     mismatches,
     replay_conditions,
 )
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.run import run_again
 from profiling.sums import grouped
 
 if TYPE_CHECKING:
@@ -176,13 +178,7 @@ def replay_now(
     Raises:
         InputError: They cannot be run under such conditions.
     """
-
-    conditions = replay_conditions(
-        log,
-        threads=options.runs.threads,
-        cpus=None,
-        warn=lambda text: print_line(console, f"note: {text}"),
-    )
+    conditions = replay_conditions(log, threads=options.runs.threads, cpus=None, console=console)
     program = None if benchdnn is None else probe_benchdnn(benchdnn, conditions)
     out = options.outputs.out
     work = Work(

@@ -27,7 +27,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, ReplayTime
+from profiling.replay.replay import FEWEST_RUNS, LONGEST_SECONDS, Conditions, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
@@ -260,8 +260,6 @@ def read_lines(output: Path) -> Iterable[str]:
             yield line.rstrip("\n")
 
 
-LONGEST_MS = 2_000.0  # The most that the runs of a problem may take, by its time in the log
-FEWEST_RUNS = 3
 LEAST_COLD_GB = 32_768 / 1e9
 """Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
 would prepare so many copies of them that it takes minutes and gigabytes."""
@@ -291,7 +289,7 @@ def make_batches(
     batches = []
     for problems in equal.values():
         mean_ms = max(calls[problem].mean_ms for problem in problems)
-        affordable = int(LONGEST_MS / max(mean_ms, 1e-6))
+        affordable = int(1000 * LONGEST_SECONDS / max(mean_ms, 1e-6))
         runs = max(min(repeats, FEWEST_RUNS), min(repeats, affordable))
         batches.append(Batch(problems, lines[problems[0]], mean_ms, runs))
     return batches

@@ -28,11 +28,13 @@ from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
 from profiling.replay.replay import (
     Replay,
     ReplayedCalls,
+    ReplayOptions,
+    Work,
     beside_replay,
     mismatches,
     replay_conditions,
 )
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.run import run_again
 from profiling.sums import grouped
 
 REPLAY = "replay.json"
@@ -116,10 +118,7 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     program = None
     if not options.write_only:
         conditions = replay_conditions(
-            log,
-            threads=options.runs.threads,
-            cpus=options.cpus,
-            warn=lambda line: print_line(console, f"note: {line}"),
+            log, threads=options.runs.threads, cpus=options.cpus, console=console
         )
         program = probe_benchdnn(path, conditions) if path else None
     dialect = Dialect(choose_major(program, options.dialect), options.layout)

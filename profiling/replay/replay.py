@@ -8,21 +8,27 @@ caller and not the library chooses them (`same_layouts`).
 
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
+from rich.console import Console
 
+from common.cli import positive
+from common.console import print_line
 from common.errors import InputError
 from common.files import write_json
+from common.options import flag, option
 from common.stored import read_stored
+from common.wording import counted
 from launch.pinning import choose_cores
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.results import disturbance
 from profiling.onednn_log.log import Calls, OneDnnLog
 from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, modern_shape
+from profiling.replay.benchdnn_fields import Layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,12 @@ class Conditions:
     cpus: tuple[int, ...] = ()  # Logical CPUs; none: those that this process may use
     memory_nodes: tuple[int, ...] = ()
     """NUMA nodes that memory comes from; none: as the kernel chooses."""
+
+    @property
+    def place(self) -> str:
+        """The number of threads and their cores."""
+        count = counted(self.threads, "thread")
+        return f"{count} on CPUs {format_cpu_list(self.cpus)}" if self.cpus else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,44 @@ class Replay:
     other_cores: float = field(default=0.0, kw_only=True)  # That other processes kept busy
     times: list[ReplayTime] = field(default_factory=list)
     not_replayed: list[NotReplayed] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """The options of how problems run again."""
+
+    repeats: int = option(
+        "timed runs of each problem, fewer of slow ones",
+        default=20,
+        parse=positive,
+        metavar="N",
+        group="replay",
+    )
+    cold: bool = flag(
+        "also measure with the data removed from the caches", default=True, group="replay"
+    )
+    threads: int | None = option(
+        "compute threads (default: as in the log)",
+        default=None,
+        parse=positive,
+        metavar="N",
+        group="replay",
+    )
+
+
+LONGEST_SECONDS, FEWEST_RUNS = 2.0, 3
+"""The time of a problem's hot runs, and of its cold ones; the fewest may take longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Problems to run, and how."""
+
+    calls: Mapping[Problem, Calls]
+    conditions: Conditions
+    options: ReplayOptions
+    layouts: Layouts = "log"  # That benchdnn requests
+    file: Path | None  # To save the replay in, if any
 
 
 STORED = TypeAdapter(Replay)
@@ -140,16 +190,20 @@ def replay_conditions(
     *,
     threads: int | None,
     cpus: str | None,
-    warn: Callable[[str], None] = lambda _: None,
+    console: Console,
 ) -> Conditions:
     """Return the first rank's threads, cores and memory nodes, within what this process may use.
 
     The log's facts take precedence over its header, which has threads only; `threads` and `cpus`
-    (such as `0-3`) replace both. `warn` gets a line for each difference from the log.
+    (such as `0-3`) replace both. A line is printed for each difference from the log.
 
     Raises:
         InputError: `cpus` is no list, or has a CPU that this process may not use.
     """
+
+    def note(text: str) -> None:
+        print_line(console, f"note: {text}")
+
     facts: dict[str, Any] = log.facts[0] if log.facts else {}
     allowed = frozenset(os.sched_getaffinity(0))
     if cpus is not None:
@@ -165,16 +219,16 @@ def replay_conditions(
         chosen = logged & allowed
         if logged - allowed:
             instead = format_cpu_list(chosen) or f"any of {format_cpu_list(allowed)}"
-            warn(f"CPUs {format_cpu_list(logged)} in the log, {instead} used: this process may use "
+            note(f"CPUs {format_cpu_list(logged)} in the log, {instead} used: this process may use "
                  "no others")  # fmt: skip
     available = choose_cores(threads=None, cpus=tuple(chosen)).threads
     wanted = threads or next(iter(log.run_threads), available)
     count = min(wanted, available)
     if count < wanted:
         source = "requested" if threads else "in the log"
-        warn(f"{wanted} threads {source}, {count} used: this process has no more cores")
+        note(f"{wanted} threads {source}, {count} used: this process has no more cores")
     if log.ranks[1:] and cpus is None and facts:
-        warn(f"the log is of {len(log.ranks)} ranks; problems run again under rank 0's conditions")
+        note(f"the log is of {len(log.ranks)} ranks; problems run again under rank 0's conditions")
     nodes = numbers(facts.get("memory_nodes")) if chosen else ()
     return Conditions(count, tuple(sorted(chosen)), tuple(sorted(nodes)))
 
@@ -212,7 +266,7 @@ WITHOUT_RESULT = ("eltwise", "softmax", "batch_normalization", "layer_normalizat
 """Kinds of which some versions log one tensor for data and result."""
 
 
-class Work(NamedTuple):
+class SameWork(NamedTuple):
     """The values that identify the work of a line."""
 
     kind: str
@@ -223,7 +277,7 @@ class Work(NamedTuple):
     details: Hashable
 
 
-def normalize_work(problem: Problem) -> Work:
+def normalize_work(problem: Problem) -> SameWork:
     """Return everything but the layouts (`same_layouts`) and the implementation.
 
     The library chooses implementations, and their names differ between versions.
@@ -239,7 +293,7 @@ def normalize_work(problem: Problem) -> Work:
         algorithm = "winograd" if "winograd" in algorithm else ""
     # Before oneDNN 3, one tensor held scale and shift (S); now they are two (C and H).
     flags = frozenset(fields.get("flags", "").replace("S", "CH"))
-    return Work(
+    return SameWork(
         kind=problem.kind,
         direction=problem.direction,
         shape=plain_shape(problem),

@@ -4,61 +4,19 @@ Results of benchdnn are saved every few seconds and on Ctrl-C, where a file for 
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from rich.console import Console
 
-from common.cli import positive
 from common.console import print_line, progress
-from common.options import flag, option
-from common.wording import counted
-from launch.topology import format_cpu_list
 from profiling.bench.results import background_load
-from profiling.onednn_log.log import Calls
-from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batch
-from profiling.replay.benchdnn_fields import Dialect, Layouts
+from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import express
-from profiling.replay.replay import Conditions, NotReplayed, Replay, ReplayTime, save_replay
-from profiling.replay.torch_replay import replay_with_torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
-    """The options of how problems run again."""
-
-    repeats: int = option(
-        "timed runs of each problem, fewer of slow ones",
-        default=20,
-        parse=positive,
-        metavar="N",
-        group="replay",
-    )
-    cold: bool = flag(
-        "also measure with the data removed from the caches", default=True, group="replay"
-    )
-    threads: int | None = option(
-        "compute threads (default: as in the log)",
-        default=None,
-        parse=positive,
-        metavar="N",
-        group="replay",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Problems to run, and how."""
-
-    calls: Mapping[Problem, Calls]
-    conditions: Conditions
-    options: ReplayOptions
-    layouts: Layouts = "log"  # That benchdnn requests
-    file: Path | None  # To save the replay in, if any
+from profiling.replay.replay import NotReplayed, Replay, ReplayTime, Work, save_replay
+from profiling.replay.torch_replay import run_with_torch
 
 
 def run_again(work: Work, benchdnn: Benchdnn | None, console: Console) -> Replay:
@@ -82,7 +40,7 @@ SECONDS_BETWEEN_SAVES = 10.0
 
 def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Replay:
     """Run the problems' lines; partial results are saved periodically and on Ctrl-C."""
-    cold, where = work.options.cold, describe_place(work.conditions)
+    cold, where = work.options.cold, work.conditions.place
     print_line(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if cold and not benchdnn.has_cold_cache:
         print_line(
@@ -130,23 +88,3 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
                 print_line(console, f"interrupted: times of {count} are saved in {work.file}")
             raise
     return replay
-
-
-def run_with_torch(work: Work, console: Console) -> Replay:
-    """Run the problems through the oneDNN of torch."""
-    print_line(console, f"runner: torch's oneDNN; {describe_place(work.conditions)}")
-    with progress(console, "problems", total=len(work.calls)) as advance:
-        return replay_with_torch(
-            work.calls,
-            conditions=work.conditions,
-            repeats=work.options.repeats,
-            cold=work.options.cold,
-            progress=lambda done: advance(done, ""),
-            warn=lambda note: print_line(console, f"note: {note}"),
-        )
-
-
-def describe_place(conditions: Conditions) -> str:
-    """Describe the number of threads and their cores."""
-    count = counted(conditions.threads, "thread")
-    return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count

@@ -63,9 +63,9 @@ def run_captured(folder: Path, program: str, *options: str) -> subprocess.Comple
     """Run a program of this text; the logs are in `folder / "logs"`."""
     script = folder / "program.py"
     script.write_text(program, encoding="utf-8")
+    command = ("-m", "profiling", "capture", "--out", str(folder / "logs"), *options)
     return run_program(
-        *(sys.executable, "-m", "profiling", "capture", "--out", folder / "logs", *options, "--"),
-        *(sys.executable, script),
+        *(sys.executable, *command, "--", sys.executable, str(script)),
         timeout=120,
         OMP_NUM_THREADS="1",
         PYTHONPATH=f"{REPOSITORY}:{folder}",

@@ -27,8 +27,8 @@ from profiling.replay.benchdnn import (
 )
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import write_problem_files
-from profiling.replay.replay import Conditions, Replay
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.replay import Conditions, Replay, ReplayOptions, Work
+from profiling.replay.run import run_again
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
 from tests.support.commands import write_program

@@ -1,11 +1,13 @@
 """A replay: its conditions, its file, and which lines of logs are the same work."""
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from common.errors import InputError
 from profiling.onednn_log.log import LogPosition, OneDnnLog
@@ -53,9 +55,10 @@ TWO_RANKS: dict[LogPosition, Any] = {LogPosition(0): {}, LogPosition(1): {}}
 def test_conditions(
     log: OneDnnLog, options: dict[str, Any], expected: Conditions, notes: list[str]
 ) -> None:
-    printed: list[str] = []
+    output = io.StringIO()
     arguments: dict[str, Any] = {"threads": None, "cpus": None, **options}
-    assert replay_conditions(log, **arguments, warn=printed.append) == expected
+    assert replay_conditions(log, **arguments, console=Console(file=output)) == expected
+    printed = output.getvalue().splitlines()
     assert len(printed) == len(notes)
     assert all(note in line for note, line in zip(notes, printed, strict=True))
 
@@ -63,7 +66,7 @@ def test_conditions(
 @pytest.mark.parametrize("cpus", ["a", "99999", ""])
 def test_unusable_cpus_are_refused(cpus: str) -> None:
     with pytest.raises(InputError, match="--cpus: "):
-        replay_conditions(OneDnnLog(), threads=None, cpus=cpus)
+        replay_conditions(OneDnnLog(), threads=None, cpus=cpus, console=Console())
 
 
 def test_mismatches_have_a_line_each_unless_equal_or_unknown() -> None:

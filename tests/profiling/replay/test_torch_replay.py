@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launch.shares import Share
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.replay.replay import Conditions, Replay
-from profiling.replay.torch_replay import TorchWorker, replay_with_torch
+from profiling.replay.replay import Conditions, Replay, ReplayOptions, Work
+from profiling.replay.torch_replay import TorchWorker, run_with_torch
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.problems import by_kind, parse_v3
 from tests.support.fast_precision import needs_bf16
@@ -44,14 +45,10 @@ def replay(
     threads: int = 1,
     make_worker: Callable[[Share], TorchWorker] = TorchWorker,
 ) -> Replay:
-    return replay_with_torch(
-        dict.fromkeys(problems, ONCE),
-        conditions=Conditions(threads),
-        repeats=3,
-        cold=cold,
-        progress=lambda done: None,
-        make_worker=make_worker,
-    )
+    options = ReplayOptions(repeats=3, cold=cold, threads=None)
+    calls, conditions = dict.fromkeys(problems, ONCE), Conditions(threads)
+    work = Work(calls=calls, conditions=conditions, options=options, file=None)
+    return run_with_torch(work, Console(quiet=True), make_worker=make_worker)
 
 
 class LogKeepingWorker(TorchWorker):
