@@ -95,7 +95,9 @@ def fallbacks(material: Material) -> list[Advice]:
     """Advise on implementations that are not made for this machine."""
     measured = material.measured
     slow = (item for item in measured.problems if is_fallback(item.problem))
-    groups = grouped(slow, lambda item: (item.kind, item.direction, item.problem.implementation))
+    groups = grouped(
+        slow, lambda item: (item.problem.kind, item.problem.direction, item.problem.implementation)
+    )
     findings = []
     for (kind, direction, implementation), problems in groups.items():
         total = sum(item.total_ms for item in problems)

@@ -44,7 +44,7 @@ def convolution(direction: str, *, auxiliary: str = "alg:convolution_direct") ->
 def test_row_has_numbers_of_one_call_and_of_all() -> None:
     forward, backward = convolution("forward_training"), convolution("backward_data")
     row, last = sum_by_problem({backward: Calls(1, 1.0), forward: Calls(4, 3.0)})
-    assert (row.direction, last.direction) == ("forward_training", "backward_data")
+    assert (row.problem.direction, last.problem.direction) == ("forward_training", "backward_data")
     assert (row.calls, row.total_ms, row.mean_ms, row.share) == (4, 3.0, 0.75, 0.75)
     flop = 2 * 2 * 8 / 4 * 16 * 3 * 4 * 9
     size = 2 * (2 * 8 * 5 * 7 + 16 * 2 * 9 + 16 + 2 * 16 * 3 * 4)
