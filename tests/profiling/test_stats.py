@@ -207,17 +207,16 @@ def test_memory_per_distinct_problem(tmp_path: Path) -> None:
         "import resource, sys\nfrom pathlib import Path\n"
         "from profiling.onednn_log.log import read_logs\n"
         "from profiling.sums import sum_by_problem\n"
-        "table = sum_by_problem(read_logs([Path(sys.argv[1])]).calls())\n"
-        "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+        "tables = []\nfor file in sys.argv[1:]:\n"
+        "    log = read_logs([Path(file)])\n    tables.append((log, sum_by_problem(log.calls())))\n"
+        "    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "    print(len(tables[-1][1]), memory)\n"
     )
-    sizes = []
-    for problems in (5_000, 25_000):
-        log = write_distinct(tmp_path / "distinct.log", problems)
-        done = run_program(sys.executable, "-c", program, log, check=True)
-        rows, size = map(int, done.stdout.split())
-        assert rows == problems
-        sizes.append(size)
-    assert (sizes[1] - sizes[0]) / 20_000 < MOST_BYTES
+    logs = [write_distinct(tmp_path / f"{number}.log", number) for number in (5_000, 25_000)]
+    done = run_program(sys.executable, "-c", program, *logs, check=True)
+    (few, first), (many, both) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert (few, many) == (5_000, 25_000)
+    assert (both - first) / many < MOST_BYTES
 
 
 def test_damaged_and_hostile_lines_are_printed_safely(tmp_path: Path, run_here: RunHere) -> None:

@@ -1,8 +1,6 @@
 """Reading logs: totals, prefixes, marks, gzip files, and damaged input."""
 
 import gzip
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from profiling.onednn_log.log import (
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs, write_log
+from tests.support.commands import run_program
 
 LINE = SPELLINGS["3.13"]
 
@@ -46,10 +45,9 @@ def test_log_of_the_installed_torch(tmp_path: Path) -> None:
         "net(x).sum().backward()\n"
         "with torch.autocast('cpu', torch.bfloat16): net(x).sum().backward()\n"
     )
-    file = tmp_path / "torch.log"
-    with file.open("wb") as out:
-        environment = {**os.environ, "ONEDNN_VERBOSE": "all", "ONEDNN_VERBOSE_TIMESTAMP": "1"}
-        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, env=environment)
+    command = (sys.executable, "-c", program)
+    done = run_program(*command, check=True, ONEDNN_VERBOSE="all", ONEDNN_VERBOSE_TIMESTAMP="1")
+    file = write_log(tmp_path / "torch.log", done.stdout)
     log = read_logs([file])
     assert log.not_understood_count == 0
     assert log.total_ms == pytest.approx(plain_sum(file), rel=1e-12)

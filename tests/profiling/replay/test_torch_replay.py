@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,9 @@ from profiling.replay.replay import Conditions, Replay, ReplayOptions, Work
 from profiling.replay.torch_replay import TorchWorker, run_with_torch
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.problems import by_kind, parse_v3
+from tests.support.commands import run_program
 from tests.support.fast_precision import needs_bf16
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 WRITER = "tests.profiling.replay.training_log"
 ONCE = Calls(count=1, total_ms=1.0)
 COMPUTING = ("convolution", "matmul")
@@ -32,9 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def training_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("log") / "training.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", WRITER, str(file)]
-    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True)
+    run_program(sys.executable, "-m", WRITER, file, check=True, OMP_NUM_THREADS="1")
     return file
 
 
