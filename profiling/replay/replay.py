@@ -9,7 +9,7 @@ caller and not the library chooses them (`same_layouts`).
 import os
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,6 @@ from rich.console import Console
 from common.cli import positive
 from common.console import print_line
 from common.errors import InputError
-from common.files import write_json
 from common.options import flag, option
 from common.stored import read_stored
 from common.wording import counted
@@ -122,17 +121,8 @@ STORED = TypeAdapter(Replay)
 ADVICE = "expected a file that `retinanet profile benchdnn` writes"
 
 
-def save_replay(replay: Replay, file: Path) -> None:
-    """Write a replay; replaces a file that exists.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
-    write_json(file, asdict(replay))
-
-
 def load_replay(file: Path) -> Replay:
-    """Return what `save_replay` wrote.
+    """Return what `run_again` has written.
 
     Raises:
         InputError: It cannot be read, or is no such file.

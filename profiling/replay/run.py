@@ -4,18 +4,19 @@ Results of benchdnn are saved every few seconds and on Ctrl-C, where a file for 
 """
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 
 from rich.console import Console
 
 from common.console import print_line, progress
+from common.files import write_json
 from profiling.bench.results import background_load
 from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batch
 from profiling.replay.benchdnn_fields import Dialect
 from profiling.replay.benchdnn_problems import express
-from profiling.replay.replay import NotReplayed, Replay, ReplayTime, Work, save_replay
+from profiling.replay.replay import NotReplayed, Replay, ReplayTime, Work
 from profiling.replay.torch_replay import run_with_torch
 
 
@@ -31,7 +32,7 @@ def run_again(work: Work, benchdnn: Benchdnn | None, console: Console) -> Replay
         replay = run(work, console)
     replay = replace(replay, other_cores=others.cores)
     if work.file is not None:
-        save_replay(replay, work.file)
+        write_json(work.file, asdict(replay))
     return replay
 
 
@@ -64,7 +65,8 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
             done |= {each.problem for each in replay.not_replayed}
             left = (problem for problem in work.calls if problem not in done)
             reasons = [NotReplayed(problem, "not run: interrupted") for problem in left]
-            save_replay(replace(replay, not_replayed=[*replay.not_replayed, *reasons]), work.file)
+            part = replace(replay, not_replayed=[*replay.not_replayed, *reasons])
+            write_json(work.file, asdict(part))
 
     # The costliest problems run first, so a plain count of problems would overestimate the wait.
     with progress(console, "seconds, about", total=whole) as advance:

@@ -6,17 +6,18 @@ Two steps. Forward: 2 calls per step, 10 then 14 ms; backward: one of 20 and 20 
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from common.files import write_json
 from profiling.__main__ import main
 from profiling.efficiency import OUTPUTS, Efficiency, Projection, analyze_efficiency, project
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.work import readable
 from profiling.peaks import Peaks, save
-from profiling.replay.replay import Replay, load_replay, save_replay
+from profiling.replay.replay import Replay, load_replay
 from tests.profiling.efficiency.example_log import (
     BACKWARD,
     COLD,
@@ -40,7 +41,7 @@ SMALL = "mb2_ic8oc8_ih20oh20kh1sh1dh0ph0_iw20ow20kw1sw1dw0pw0"
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Path:
-    save_replay(make_replay(), tmp_path / "replay.json")
+    write_json(tmp_path / "replay.json", asdict(make_replay()))
     return tmp_path / "replay.json"
 
 
@@ -79,7 +80,8 @@ def test_cautions_come_first_and_partial_replays_are_explained(
 ) -> None:
     slow = {line: 3 * ms for line, ms in HOT.items()}  # Slower than in the run
     cold = {FORWARD: COLD[FORWARD]}
-    save_replay(replace(make_replay(slow, cold), other_cores=1.6), tmp_path / "replay.json")
+    disturbed = replace(make_replay(slow, cold), other_cores=1.6)
+    write_json(tmp_path / "replay.json", asdict(disturbed))
     peaks = Peaks({"bf16": 1000.0}, 100.0, threads=4, cpu="a CPU", versions={}, other_cores=0.7)
     save(peaks, tmp_path / "peaks.json")
     log, numbers = write_log(tmp_path, facts=False), tmp_path / "numbers.json"
@@ -98,7 +100,7 @@ def test_cautions_come_first_and_partial_replays_are_explained(
 
 @pytest.mark.slow
 def test_log_without_replayed_problems_or_marks(tmp_path: Path, run_here: RunHere) -> None:
-    save_replay(make_replay({}, {}), tmp_path / "replay.json")
+    write_json(tmp_path / "replay.json", asdict(make_replay({}, {})))
     log, out = write_log(tmp_path, marks=False), tmp_path / "out"
     command = ("efficiency", log, "--replay", tmp_path / "replay.json", "--peaks=none")
     done = run_here(main, *command, "--out", out)

@@ -2,7 +2,7 @@
 
 import io
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import InputError
+from common.files import write_json
 from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import (
@@ -23,7 +24,6 @@ from profiling.replay.replay import (
     normalize_work,
     replay_conditions,
     same_layouts,
-    save_replay,
 )
 from tests.profiling.replay.problems import parse_problem, parse_v3
 
@@ -96,7 +96,7 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
         not_replayed=[NotReplayed(copy, "benchdnn: UNIMPLEMENTED")],
     )
     file = tmp_path / "replay.json"
-    save_replay(replay, file)
+    write_json(file, asdict(replay))
     assert load_replay(file) == replay
     file.write_text(file.read_text().replace("replay 1", "replay 2"))
     with pytest.raises(InputError, match=r"is not a replay \(format: Input should be 'profilednn"):
