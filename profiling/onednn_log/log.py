@@ -250,7 +250,6 @@ class _Reader:
         self.log = log
         self.name = name
         self.number = 0
-        self.characters = 0
         self.executed = 0
         self.first_onednn_line = log.onednn_lines
         self.first_not_understood = log.not_understood_count
@@ -268,24 +267,24 @@ class _Reader:
     def read(self, file: Path, advance: Callable[[int], None], *, needs_executions: bool) -> None:
         log = self.log
         before = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
-
-        def count(size: int) -> None:
-            self.characters += size
-            is_other = log.onednn_lines == self.first_onednn_line
-            if is_other and self.characters > MOST_BEFORE_ONEDNN:
-                gigabytes = self.characters >> 30
-                raise InputError(
-                    f"{self.name}: no oneDNN line in its first {gigabytes} GiB; {ADVICE}"
-                )
-
         self.log.files.append(self.name)
-        is_text = True
+        characters, begins, is_text = 0, True, True
         try:
             with or_unreadable(self.name), open_log(file, advance) as stream:
-                for line in read_lines(stream, count):
-                    self.number += 1
-                    is_text = is_text and "\0" not in line
-                    self.line(line)
+                # A file without newlines must not fill the memory.
+                while part := stream.readline(LONGEST_LINE):
+                    characters += len(part)
+                    is_other = log.onednn_lines == self.first_onednn_line
+                    if is_other and characters > MOST_BEFORE_ONEDNN:
+                        size = f"{characters >> 30} GiB"
+                        raise InputError(
+                            f"{self.name}: no oneDNN line in its first {size}; {ADVICE}"
+                        )
+                    if begins:
+                        self.number += 1
+                        is_text = is_text and "\0" not in part
+                        self.line(part.rstrip("\n"))
+                    begins = part.endswith("\n")
         except (EOFError, zlib.error) as error:  # a packed log whose writer was killed
             if not self.number:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
@@ -482,20 +481,6 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
         is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
         unpacked = gzip.GzipFile(fileobj=stream) if is_packed else stream
         yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
-
-
-def read_lines(text: TextIO, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield lines without their newlines, of a longer line its beginning.
-
-    `advance` is called with the characters of each line, or of each part of a longer one.
-    """
-    begins = True
-    # A file without newlines must not fill the memory.
-    while part := text.readline(LONGEST_LINE):
-        advance(len(part))
-        if begins:
-            yield part.rstrip("\n")
-        begins = part.endswith("\n")
 
 
 LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
