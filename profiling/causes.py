@@ -111,7 +111,7 @@ def fallback_table(log: OneDnnLog, rows: Sequence[ProblemCalls]) -> Table:
     )
     cells = [
         (
-            kind_and_direction(row.kind, row.direction),
+            kind_and_direction(row.problem.kind, row.problem.direction),
             row.problem.implementation,
             row.problem.types,
             row.problem.shape,

@@ -250,7 +250,7 @@ class Comparison:
     @property
     def wall_ms(self) -> list[float] | None:
         """The mean or fastest step of both sides by its marks; None where one has no marks."""
-        times = [side.log.step_ms for side in (self.first, self.second)]
+        times = [side.log.step_ms.values() for side in (self.first, self.second)]
         return list(map(min if self.is_by_fastest else fmean, times)) if all(times) else None
 
     # Calls per step are fractions, so equality needs a tolerance.
@@ -307,9 +307,9 @@ def compare(
 
 
 def count_steps(log: OneDnnLog) -> int:
-    """Return how many marked steps have calls, or have begun: several runs repeat the numbers."""
-    places = {(where.rank, where.step) for where in log.executions if where.step is not None}
-    return max(len(places), log.steps_begun) if places else 0
+    """Return how many marked steps have calls, or have begun."""
+    places = {where.whole_step for where in log.executions if where.step is not None}
+    return max(len(places), log.steps_begun.total()) if places else 0
 
 
 def sum_by_kind(pairs: Sequence[Pair]) -> list[Pair]:

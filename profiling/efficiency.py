@@ -7,7 +7,7 @@ what a step would take if oneDNN's primitives ran at another speed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,16 +34,17 @@ from profiling.onednn_log.work import (
 )
 from profiling.peaks import Peaks, cautions_of_peaks, choose_peaks, peaks_option, roofline_ms
 from profiling.replay.benchdnn import find_benchdnn, probe_benchdnn
-from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_problems import express
 from profiling.replay.replay import (
     Replay,
-    ReplayTime,
+    ReplayedCalls,
+    ReplayOptions,
+    Work,
+    beside_replay,
     load_replay,
     mismatches,
     replay_conditions,
 )
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.run import run_again
 from profiling.sums import grouped
 
 if TYPE_CHECKING:
@@ -177,22 +178,13 @@ def replay_now(
     Raises:
         InputError: They cannot be run under such conditions.
     """
-
-    conditions = replay_conditions(
-        log,
-        threads=options.runs.threads,
-        cpus=None,
-        warn=lambda text: print_line(console, f"note: {text}"),
-    )
-    calls, out = log.calls(marked_steps(log).holds), options.outputs.out
+    conditions = replay_conditions(log, threads=options.runs.threads, cpus=None, console=console)
     program = None if benchdnn is None else probe_benchdnn(benchdnn, conditions)
-    lines, refused = express(calls, Dialect(program.dialect)) if program else ({}, {})
+    out = options.outputs.out
     work = Work(
-        calls=calls,
+        calls=log.calls(marked_steps(log).holds),
         conditions=conditions,
         options=options.runs,
-        lines=lines,
-        refused=refused,
         file=None if out is None else out / "replay.json",
     )
     return run_again(work, program, console)
@@ -200,7 +192,7 @@ def replay_now(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The sum of problems of a kind and direction, or of all. [milliseconds]"""
+    """The sum of replayed problems of a kind and direction, of all, or of one. [milliseconds]"""
 
     kind: str
     direction: str
@@ -229,32 +221,12 @@ class Part:
         return self.cold_ms / self.cold_measured_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemEfficiency(Part):
-    """One problem that was replayed."""
-
-    problem: Problem
-    replayed: ReplayTime  # The time of one call, alone
-    roofline_ms: float | None
-    """The time of one call at the machine's peaks; None where they or the work are not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotReplayed:
-    """One problem without a replay: it is in neither side of any ratio."""
-
-    problem: Problem
-    calls: int
-    measured_ms: float
-    why: str
-
-
 @dataclass(frozen=True)
 class Steps:
     """The facts that a log has on its steps."""
 
-    whole: frozenset[tuple[int | None, int | None]]
-    """Rank and number of each step whose begin and end are marked; none: the log has no marks."""
+    whole: frozenset[LogPosition]
+    """Each step whose begin and end are marked; none: the log has no marks."""
     ranks: int  # Ranks in the log, at least 1
     wall_ms: float | None  # The time of a step, the mean over whole ones; None without marks
     images: int | None  # Images of all the log's ranks together in a step
@@ -267,7 +239,7 @@ class Steps:
 
     def holds(self, where: LogPosition) -> bool:
         """Return whether executions in that place count."""
-        return not self.whole or (where.rank, where.step) in self.whole
+        return not self.whole or where.whole_step in self.whole
 
 
 @dataclass(frozen=True)
@@ -276,8 +248,10 @@ class Efficiency:
 
     replay: Replay
     steps: Steps
-    problems: Sequence[ProblemEfficiency]  # The largest losses come first
-    not_replayed: Sequence[NotReplayed]  # The costliest come first
+    problems: Sequence[ReplayedCalls]  # Those that were replayed, the largest losses first
+    not_replayed: Sequence[ReplayedCalls]  # In neither side of any ratio; the costliest first
+    roofline_ms: Mapping[Problem, float]
+    """The time of one call at the machine's peaks, where they and the work are known."""
     parts: Sequence[Part]  # By kind and direction, the costliest first
     total: Part  # The sum of all replayed problems
     outside_ms: float  # oneDNN's time outside of whole steps, which counts nowhere
@@ -287,7 +261,7 @@ class Efficiency:
     @property
     def not_replayed_ms(self) -> float:
         """The measured time of problems without a replay."""
-        return sum(problem.measured_ms for problem in self.not_replayed)
+        return sum(problem.total_ms for problem in self.not_replayed)
 
     @property
     def measured_ms(self) -> float:
@@ -306,34 +280,20 @@ def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -
     If the log marks its steps, only what ran inside whole steps counts.
     """
     steps = marked_steps(log)
-    problems, not_replayed = [], []
-    for problem, calls in log.calls(steps.holds).items():
-        time = replay.times.get(problem)
-        if time is None:
-            why = replay.not_replayed.get(problem, "not in the replay")
-            not_replayed.append(NotReplayed(problem, calls.count, calls.total_ms, why))
-            continue
-        item = ProblemEfficiency(
-            kind=problem.kind,
-            direction=problem.direction,
-            calls=calls.count,
-            measured_ms=calls.total_ms,
-            hot_ms=time.hot_ms * calls.count,
-            cold_ms=None if time.cold_ms is None else time.cold_ms * calls.count,
-            cold_measured_ms=0.0 if time.cold_ms is None else calls.total_ms,
-            problem=problem,
-            replayed=time,
-            roofline_ms=roofline_ms(problem, peaks) if peaks else None,
-        )
-        problems.append(item)
+    rows = beside_replay(log.calls(steps.holds), replay)
+    problems = [row for row in rows if row.alone]
+    bounds = {row.problem: roofline_ms(row.problem, peaks) for row in problems if peaks}
     outside = log.calls(lambda where: not steps.holds(where))
-    kinds = grouped(problems, lambda item: (item.kind, item.direction))
+    kinds = grouped(problems, lambda row: (row.problem.kind, row.problem.direction))
     parts = [sum_up(*kind, group) for kind, group in kinds.items()]
     return Efficiency(
         replay=replay,
         steps=steps,
         problems=sorted(problems, key=lambda problem: -problem.lost_ms),
-        not_replayed=sorted(not_replayed, key=lambda problem: -problem.measured_ms),
+        not_replayed=sorted(
+            (row for row in rows if not row.alone), key=lambda problem: -problem.total_ms
+        ),
+        roofline_ms={problem: bound for problem, bound in bounds.items() if bound is not None},
         parts=sorted(parts, key=lambda part: -part.measured_ms),
         total=sum_up("", "", problems),
         outside_ms=sum(calls.total_ms for calls in outside.values()),
@@ -341,25 +301,34 @@ def analyze_efficiency(log: OneDnnLog, replay: Replay, *, peaks: Peaks | None) -
     )
 
 
-def sum_up(kind: str, direction: str, problems: Sequence[Part]) -> Part:
-    """Return the sums of some problems."""
-    cold = [problem.cold_ms for problem in problems if problem.cold_ms is not None]
+def sum_up(kind: str, direction: str, problems: Sequence[ReplayedCalls]) -> Part:
+    """Return the sums of some problems that were replayed."""
+    cold = [row for row in problems if row.alone and row.alone.cold_ms is not None]
     return Part(
         kind=kind,
         direction=direction,
-        calls=sum(problem.calls for problem in problems),
-        measured_ms=sum(problem.measured_ms for problem in problems),
-        hot_ms=sum(problem.hot_ms for problem in problems),
-        cold_ms=sum(cold) if cold else None,
-        cold_measured_ms=sum(problem.cold_measured_ms for problem in problems),
+        calls=sum(row.calls for row in problems),
+        measured_ms=sum(row.total_ms for row in problems),
+        hot_ms=sum(map(hot_ms, problems)),
+        cold_ms=sum(map(cold_or_hot_ms, cold)) if cold else None,
+        cold_measured_ms=sum((row.total_ms for row in cold), 0.0),
     )
+
+
+def hot_ms(row: ReplayedCalls) -> float:
+    """Return the time of all calls at the hot replay's speed; as measured without a replay."""
+    return row.alone.hot_ms * row.calls if row.alone else row.total_ms
+
+
+def cold_or_hot_ms(row: ReplayedCalls) -> float:
+    """Return the time of all calls at the cold replay's speed; at the hot one's without it."""
+    cold = row.alone.cold_ms if row.alone else None
+    return hot_ms(row) if cold is None else cold * row.calls
 
 
 def marked_steps(log: OneDnnLog) -> Steps:
     """Return what the marks and facts of a log have on its steps."""
-    marks = [(where, ms) for where, ms in log.phase_ms.items() if where.phase is None]
-    # Marks without a phase surround whole steps. A step whose end is missing has no time.
-    walls = {(where.rank, where.step): ms for where, ms in marks}
+    walls = log.step_ms
     by_rank = {facts.get("rank"): facts for facts in log.facts}
     images = [facts.get("images_a_step") for facts in by_rank.values()]
     ranks_of_run = next((facts.get("ranks") for facts in log.facts), None)
@@ -414,30 +383,27 @@ def project(
     measured = efficiency.measured_ms / count / 1000
     # Seconds: times of steps and of primitives are in milliseconds.
     elsewhere = None if marked.wall_ms is None else marked.wall_ms / 1000 - measured
-    problems, speeds = efficiency.problems, []
+    problems, bounds, speeds = efficiency.problems, efficiency.roofline_ms, []
 
     def add_speed(name: str, onednn_ms: float) -> None:
         onednn_s = onednn_ms / count / 1000
         step_s = None if elsewhere is None else onednn_s + elsewhere
         speeds.append(Speed(name, onednn_s, step_s, images / step_s if images and step_s else None))
 
+    def at_roofline(row: ReplayedCalls) -> float:
+        # Data in caches can be faster than the roofline: such problems keep their measured time.
+        bound = bounds.get(row.problem)
+        return row.total_ms if bound is None else min(row.total_ms, bound * row.calls)
+
+    others_ms = efficiency.not_replayed_ms
     add_speed("as measured", efficiency.measured_ms)
     if problems:
-        hot_ms = sum(problem.hot_ms for problem in problems)
-        add_speed("at the hot replay's speed", hot_ms + efficiency.not_replayed_ms)
+        add_speed("at the hot replay's speed", sum(map(hot_ms, problems)) + others_ms)
     if efficiency.total.cold_ms is not None:
-        # Problems without a cold time, such as small ones of benchdnn, keep their hot time.
-        cold_ms = sum(p.hot_ms if p.cold_ms is None else p.cold_ms for p in problems)
-        add_speed("at the cold replay's speed", cold_ms + efficiency.not_replayed_ms)
-    bounded = [problem for problem in problems if problem.roofline_ms is not None]
-    if bounded:
-        # Data in caches can be faster than the roofline: such problems keep their measured time.
-        times = (
-            p.measured_ms if p.roofline_ms is None else min(p.measured_ms, p.roofline_ms * p.calls)
-            for p in problems
-        )
-        add_speed("at the roofline", sum(times) + efficiency.not_replayed_ms)
-    bounded_ms = sum(problem.measured_ms for problem in bounded)
+        add_speed("at the cold replay's speed", sum(map(cold_or_hot_ms, problems)) + others_ms)
+    if bounds:
+        add_speed("at the roofline", sum(map(at_roofline, problems)) + others_ms)
+    bounded_ms = sum(row.total_ms for row in problems if row.problem in bounds)
     return Projection(
         speeds=tuple(speeds),
         elsewhere_s=elsewhere,
@@ -492,7 +458,7 @@ def print_efficiency(console: Console, efficiency: Efficiency) -> None:
     print_not_replayed(console, efficiency)
     worst = [problem for problem in efficiency.problems if problem.lost_ms > 0][:WORST]
     if worst:
-        rows = [make_row(readable(problem.problem), problem) for problem in worst]
+        rows = [make_row(readable(row.problem), sum_up("", "", [row])) for row in worst]
         several = f"the {len(worst)} problems that lose most time"
         title = several if len(worst) > 1 else "the problem that loses most time"
         table = Table(title, (text_column("problem"), *MEASURES), rows)
@@ -535,13 +501,13 @@ def print_not_replayed(console: Console, efficiency: Efficiency) -> None:
         f"{efficiency.not_replayed_ms:,.1f} ms, "
         f"{efficiency.not_replayed_share:.1%} of the time; not included in any ratio"
     )
-    reasons = grouped(efficiency.not_replayed, lambda item: (item.problem.kind, item.why))
-    groups = [(sum(p.measured_ms for p in group), group) for group in reasons.values()]
+    reasons = grouped(efficiency.not_replayed, lambda row: (row.problem.kind, row.why_not))
+    groups = [(sum(row.total_ms for row in group), group) for group in reasons.values()]
     groups.sort(key=lambda group: -group[0])
     for milliseconds, group in groups[:REASONS]:
         example = printable(readable(group[0].problem))
         others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        say(f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why)}")
+        say(f"  {milliseconds:,.1f} ms: {example}{others}: {printable(group[0].why_not)}")
     if len(groups) > REASONS:
         say(f"  and {len(groups) - REASONS} other reasons; --out and --json list all")
 
@@ -594,17 +560,15 @@ replay's times are medians; a time that was not measured is empty."""
 def problem_table(efficiency: Efficiency) -> Table:
     """Return replayed problems, those that lose most first, then the others."""
     rows = []
-    problems: list[ProblemEfficiency | NotReplayed] = [*efficiency.problems]
-    for timed in (*problems, *efficiency.not_replayed):
-        problem = timed.problem
-        identity = [getattr(problem, name) for name in COLUMNS[:8]]
-        measured = (timed.calls, timed.measured_ms, timed.measured_ms / timed.calls)
-        if isinstance(timed, NotReplayed):
-            rows.append((*identity, "", *measured, *[None] * 7, timed.why))
+    for row in (*efficiency.problems, *efficiency.not_replayed):
+        identity = [getattr(row.problem, name) for name in COLUMNS[:8]]
+        measured, alone = (row.calls, row.total_ms, row.mean_ms), row.alone
+        if alone is None:
+            rows.append((*identity, "", *measured, *[None] * 7, row.why_not))
         else:
-            alone = timed.replayed
-            times = (alone.hot_ms, alone.cold_ms, timed.roofline_ms)
-            ratios = (timed.hot_ratio, timed.cold_ratio, timed.lost_ms)
+            times = (alone.hot_ms, alone.cold_ms, efficiency.roofline_ms.get(row.problem))
+            part = sum_up("", "", [row])
+            ratios = (part.hot_ratio, part.cold_ratio, part.lost_ms)
             rows.append(
                 (*identity, alone.implementation, *measured, *times, *ratios, alone.runs, "")
             )

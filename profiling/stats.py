@@ -221,9 +221,8 @@ def print_rows(console: Console, rows: Sequence[ProblemCalls], *, problems: int)
     """Print the costliest problems."""
     cells = []
     for row in rows:
-        direction = "" if row.direction == "undef" else f" {row.direction}"
         problem = row.problem
-        name = f"{row.kind}{direction}, {problem.implementation}\n{problem.shape}\n{problem.types}"
+        name = f"{problem.name}, {problem.implementation}\n{problem.shape}\n{problem.types}"
         cells.append((name, row.calls, row.total_ms, row.share, row.gflop_per_s))
     title = f"the {len(rows)} costliest of {problems:,} problems"
     table = Table(title, (text_column("problem"), *WITH_RATE), cells)
@@ -257,7 +256,7 @@ def print_causes(
 def print_phases(console: Console, log: OneDnnLog) -> None:
     """Print wall-clock time of a step's phases beside oneDNN's in it, where the log has marks."""
     phases = list(dict.fromkeys(where.phase for where in log.phase_ms if where.phase))
-    steps = {(where.rank, where.step) for where in log.phase_ms}
+    steps = {where.whole_step for where in log.phase_ms}
     if not phases or not steps:
         return
     rows = []
@@ -373,8 +372,8 @@ def draw_computing(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks | No
     if not rows:
         charts.write_in_place_of_chart(axes, "none in this log")
         return
-    for direction in dict.fromkeys(direction_name(row.direction) for row in rows):
-        group = [row for row in rows if direction_name(row.direction) == direction]
+    by_direction = grouped(rows, lambda row: direction_name(row.problem.direction))
+    for direction, group in by_direction.items():
         axes.scatter(
             [row.flop_per_byte or 0 for row in group],
             [row.gflop_per_s or 0 for row in group],
@@ -426,7 +425,7 @@ def draw_ceilings(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks) -> N
 def draw_moving(axes: "Axes", rows: Sequence[ProblemCalls], peaks: Peaks | None) -> None:
     """Draw bytes a second of kinds whose arithmetic does not count, the costliest on top."""
     axes.set_title("primitives that only move data")
-    by_kind = grouped(rows, lambda row: row.kind)
+    by_kind = grouped(rows, lambda row: row.problem.kind)
     if not by_kind:
         charts.write_in_place_of_chart(axes, "none in this log")
         return

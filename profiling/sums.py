@@ -42,16 +42,6 @@ class ProblemCalls:
     peak_gflop_per_s: float | None = None  # Of its type of number
 
     @property
-    def kind(self) -> str:
-        """The kind of primitive."""
-        return self.problem.kind
-
-    @property
-    def direction(self) -> str:
-        """oneDNN's propagation kind."""
-        return self.problem.direction
-
-    @property
     def gflop_per_s(self) -> float | None:
         """The rate of a call; None where its arithmetic is not counted."""
         return self._rate(self.gflop)
@@ -175,6 +165,6 @@ def sum_up(problems: Sequence[ProblemCalls], kind: str = "", direction: str = ""
 
 def sum_by_kind(problems: Iterable[ProblemCalls]) -> list[Part]:
     """Return the sums by kind and direction, the costliest first."""
-    groups = grouped(problems, lambda item: (item.kind, item.direction))
+    groups = grouped(problems, lambda item: (item.problem.kind, item.problem.direction))
     parts = [sum_up(group, *key) for key, group in groups.items()]
     return sorted(parts, key=lambda part: -part.total_ms)

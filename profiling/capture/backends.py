@@ -32,7 +32,7 @@ from common.files import (
     write_json,
 )
 from common.streams import OUTPUT
-from profiling.capture.byte_counter import ByteCounter
+from profiling.capture.byte_counter import ByteCounter, CurrentPhase
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from profiling.trace.trace import KEY
 from retinanet.engine.engines import PreparedTraining
@@ -432,22 +432,17 @@ class CountHook(ProfilerHook):
     def __init__(self, trace: TraceHook, steps: Collection[int]) -> None:
         super().__init__(trace.file, steps)
         self._trace = trace
-        self._phase = ""
+        self._current = CurrentPhase()
 
     @contextmanager
     def step(self, number: int, prepared: PreparedTraining) -> Iterator[None]:
         """Count, and pass the sums of a complete step to the trace."""
-        with ByteCounter(lambda: self._phase) as counter:
+        with ByteCounter(lambda: self._current.name) as counter:
             yield
         moved = counter.moved.items()
         rows = [[*call, each.calls, each.read, each.written] for call, each in moved]
         self._trace.bytes_moved = {"step": number, "operators": rows}
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[object]:
         """Count for this phase."""
-        self._phase = name
-        try:
-            yield
-        finally:
-            self._phase = ""
+        return self._current.phase(name)

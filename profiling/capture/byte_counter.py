@@ -152,7 +152,8 @@ def operator_bytes(
     name = operator_name(func)
     if name in UNCOUNTED:
         return 0, 0
-    read, written = _Tensors(), _Tensors()
+    read: list[Tensor] = []
+    written: list[Tensor] = []
     arguments = [
         # __torch_dispatch__ gets no arguments that have their default.
         (argument, args[number] if number < len(args) else kwargs[argument.name])
@@ -175,38 +176,32 @@ def operator_bytes(
         # In torch's schemas a changed argument that is keyword-only is an `out=`.
         only_written = changes and (argument.kwarg_only or name in OVERWRITTEN)
         if changes:
-            written.add(tensors)
+            written += tensors
         if not only_written and argument.name not in unread:
-            read.add(tensors)
+            read += tensors
     memory = {place(tensor) for _, value in arguments for tensor in tensors_in(value)}
     # Results in an argument's memory are views, or the changed argument itself.
     created = [tensor for tensor in tensors_in(results) if place(tensor) not in memory]
-    written.add(created)
-    if not written.bytes and next(tensors_in(results), None) is not None:
+    read_bytes, written_bytes = distinct_bytes(read), distinct_bytes([*written, *created])
+    if not written_bytes and next(tensors_in(results), None) is not None:
         return 0, 0  # a view; an operator that returns a number reads its tensors
     if name in PICKED_FROM and created:
         # The whole table was counted above; the difference is subtracted.
         table = next(tensors_in(args))
-        read.bytes += min(0, sum(map(tensor_bytes, created)) - tensor_bytes(table))
-    return read.bytes, written.bytes
+        read_bytes += min(0, sum(map(tensor_bytes, created)) - tensor_bytes(table))
+    return read_bytes, written_bytes
 
 
-class _Tensors:
-    """Distinct tensors, and the sum of their bytes."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._seen: set[tuple[Any, ...]] = set()
-
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            # Two slices of one storage are two tensors; the same slice twice is read once.
-            key = (place(tensor), tensor.shape)
-            if tensor.layout is torch.strided:
-                key = (*key, tensor.storage_offset(), tensor.stride())  # type: ignore[assignment]
-            if key not in self._seen:
-                self._seen.add(key)
-                self.bytes += tensor_bytes(tensor)
+def distinct_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors, of those that are given twice once."""
+    sizes: dict[tuple[Any, ...], int] = {}
+    for tensor in tensors:
+        # Two slices of one storage are two tensors.
+        key: tuple[Any, ...] = (place(tensor), tensor.shape)
+        if tensor.layout is torch.strided:
+            key = (*key, tensor.storage_offset(), tensor.stride())
+        sizes.setdefault(key, tensor_bytes(tensor))
+    return sum(sizes.values())
 
 
 def place(tensor: Tensor) -> int:

@@ -296,11 +296,6 @@ def print_files(console: Console, hooks: Sequence[ProfilerHook], *, ranks: int) 
 
 
 def format_steps(steps: Collection[int]) -> str:
-    """Return `steps 20-22`, `step 20`, or `steps 20, 30` where they are not consecutive."""
-    ordered = sorted(steps)
-    first, last = ordered[0], ordered[-1]
-    if first == last:
-        return f"step {first}"
-    if last - first >= len(ordered):
-        return f"steps {', '.join(map(str, ordered))}"
-    return f"steps {first}-{last}"
+    """Return `step 20`, or `steps 20-22, 30`."""
+    text = format_cpu_list(steps).replace(",", ", ")
+    return f"step{'' if text.isdigit() else 's'} {text}"

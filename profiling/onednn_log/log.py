@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from rich.console import Console
 
@@ -36,6 +36,13 @@ class LogPosition(NamedTuple):
     step: int | None = None
     phase: str | None = None
     """One of `profiling.onednn_log.parse.PHASES`, as `profile.onednn` marks them."""
+    run: int = 0
+    """Of the steps of this rank and number, which: several runs of a program repeat them."""
+
+    @property
+    def whole_step(self) -> "LogPosition":
+        """The step that it is in."""
+        return self._replace(phase=None)
 
 
 @dataclass(slots=True)
@@ -113,9 +120,8 @@ class OneDnnLog:
     """Errors, warnings and failed checks, by text."""
     phase_ms: dict[LogPosition, float] = field(default_factory=dict)
     """Wall-clock time of phases and, with `phase=None`, of whole steps, from marks."""
-    steps_begun: int = 0
-    """Begins of steps; several logs of one program have each number of a step several times."""
-    step_ms: list[float] = field(default_factory=list)  # Wall-clock time of each complete step
+    steps_begun: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+    """Begins of steps, by rank and number of the step."""
     lines: int = 0  # Lines of all files, other programs' included
     onednn_lines: int = 0
     not_understood_count: int = 0
@@ -131,6 +137,11 @@ class OneDnnLog:
             for problem, calls in problems.items():
                 merged.setdefault(problem, Calls()).merge(calls)
         return merged
+
+    @property
+    def step_ms(self) -> dict[LogPosition, float]:
+        """Wall-clock time of each complete step."""
+        return {where: ms for where, ms in self.phase_ms.items() if where.phase is None}
 
     @property
     def total_ms(self) -> float:
@@ -189,7 +200,7 @@ def note_header(log: OneDnnLog, text: str) -> None:
 SHOWN = 20  # Lines that could not be parsed and are kept for the report
 
 MOST_BEFORE_ONEDNN = 1 << 30
-"""Unpacked bytes after which reading of a file without a oneDNN line ends."""
+"""Unpacked characters after which reading of a file without a oneDNN line ends."""
 
 CACHED_LINES = 4096  # Lines whose meaning is cached; trainings have hundreds of distinct ones
 
@@ -239,7 +250,6 @@ class _Reader:
         self.log = log
         self.name = name
         self.number = 0
-        self.bytes = 0
         self.executed = 0
         self.first_onednn_line = log.onednn_lines
         self.first_not_understood = log.not_understood_count
@@ -249,7 +259,7 @@ class _Reader:
         self.begun: dict[LogPosition, float] = {}
         self.operator: Operator | None = None
         """That of the last line about operators; None in logs without them."""
-        self.pending: dict[str, list[str]] = {}
+        self.pending: dict[str, dict[str, None]] = {}
         """Reasons whose line has no problem, by kind of primitive, until a line has it."""
         self.meanings: dict[str, Meaning] = {}
         self.sink: dict[tuple[LogPosition, Operator | None, str], tuple[Calls, ...]] = {}
@@ -257,22 +267,24 @@ class _Reader:
     def read(self, file: Path, advance: Callable[[int], None], *, needs_executions: bool) -> None:
         log = self.log
         before = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
-
-        def count_bytes(size: int) -> None:
-            self.bytes += size
-            if self.bytes > MOST_BEFORE_ONEDNN and self.log.onednn_lines == self.first_onednn_line:
-                raise InputError(
-                    f"{self.name}: no oneDNN line in its first {self.bytes >> 30} GiB; {ADVICE}"
-                )
-
         self.log.files.append(self.name)
-        is_text = True
+        characters, begins, is_text = 0, True, True
         try:
             with or_unreadable(self.name), open_log(file, advance) as stream:
-                for line in read_lines(stream, count_bytes):
-                    self.number += 1
-                    is_text = is_text and "\0" not in line
-                    self.line(line)
+                # A file without newlines must not fill the memory.
+                while part := stream.readline(LONGEST_LINE):
+                    characters += len(part)
+                    is_other = log.onednn_lines == self.first_onednn_line
+                    if is_other and characters > MOST_BEFORE_ONEDNN:
+                        size = f"{characters >> 30} GiB"
+                        raise InputError(
+                            f"{self.name}: no oneDNN line in its first {size}; {ADVICE}"
+                        )
+                    if begins:
+                        self.number += 1
+                        is_text = is_text and "\0" not in part
+                        self.line(part.rstrip("\n"))
+                    begins = part.endswith("\n")
         except (EOFError, zlib.error) as error:  # a packed log whose writer was killed
             if not self.number:
                 raise InputError(f"{self.name}: is a damaged gzip file: {error}") from error
@@ -363,11 +375,13 @@ class _Reader:
         if meaning.problem is not None:
             self.add_reasons(meaning.problem, reason)
         elif meaning.primitive:
-            self.pending.setdefault(meaning.primitive, []).append(reason)
+            reasons = self.pending.setdefault(meaning.primitive, {})
+            make_room(reasons)
+            reasons[reason] = None
 
     def add_reasons(self, problem: Problem, *reasons: str) -> None:
         """Add reasons to a problem, and before them those of its kind that had no problem."""
-        before = self.pending.pop(problem.kind, [])
+        before = self.pending.pop(problem.kind, {})
         if before or reasons:
             known = self.log.skipped.setdefault(work_of(problem), {})
             known.update(dict.fromkeys([*before, *reasons]))
@@ -388,22 +402,21 @@ class _Reader:
             self.not_understood(line, f"invalid line of ProfileDNN: {error}")
 
     def add_mark(self, mark: Mark) -> None:
-        place = LogPosition(self.rank, mark.step, mark.phase)
+        begun = self.log.steps_begun
+        if mark.is_begin and mark.phase is None:
+            begun[self.rank, mark.step] += 1
+        # Without a begin, the log was cut at its front.
+        run = max(0, begun[self.rank, mark.step] - 1)
+        place = LogPosition(self.rank, mark.step, mark.phase, run)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
-            self.log.steps_begun += mark.phase is None
             self.where[self.rank] = place
             return
-        # An end without a begin is possible: the log may have been cut at its front.
-        if (begun := self.begun.pop(place, None)) is not None:
-            passed = mark.milliseconds - begun
+        if (start := self.begun.pop(place, None)) is not None:
+            passed = mark.milliseconds - start
             self.log.phase_ms[place] = self.log.phase_ms.get(place, 0.0) + passed
-            if mark.phase is None:
-                self.log.step_ms.append(passed)
         # After a phase its step goes on; after a step nothing is open.
-        self.where[self.rank] = (
-            LogPosition(self.rank, mark.step) if mark.phase else LogPosition(self.rank)
-        )
+        self.where[self.rank] = place.whole_step if mark.phase else LogPosition(self.rank)
 
     def not_understood(self, line: str, why: str) -> None:
         self.log.not_understood_count += 1
@@ -451,8 +464,10 @@ class CountedFile(io.FileIO):
 
 
 @contextmanager
-def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[io.BufferedIOBase]:
-    """Yield a file's bytes, unpacked where they are packed; `-` is standard input.
+def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
+    """Yield a file's text, unpacked where it is packed; `-` is standard input.
+
+    Bytes that are no UTF-8 are replaced.
 
     `advance` gets the number of bytes that were read, before they are unpacked. Regular files and
     the pipes of a shell's `<(command)` are read, no FIFO and no device: OSError.
@@ -464,28 +479,8 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[io.Buffered
         stream = io.BufferedReader(raw, BLOCK)
         # peek, not seek: standard input may be a pipe.
         is_packed = stream.peek(2)[:2] == b"\x1f\x8b"
-        yield gzip.GzipFile(fileobj=stream) if is_packed else stream
-
-
-def read_lines(stream: io.BufferedIOBase, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield lines without their newlines; bytes that are no UTF-8 are replaced.
-
-    `advance` is called with the bytes of each block.
-    """
-    begun = ""
-    # read1 returns what is there: a pipe is read as it is written.
-    while block := stream.read1(BLOCK):
-        advance(len(block))
-        # A character on the border of two blocks is replaced; oneDNN's lines are ASCII.
-        whole, newline, tail = block.decode("utf-8", "replace").rpartition("\n")
-        if newline:
-            for line in (begun + whole).split("\n"):
-                yield line[:LONGEST_LINE]
-            begun = ""
-        # A file without newlines must not fill the memory.
-        begun = (begun + tail)[:LONGEST_LINE]
-    if begun:
-        yield begun
+        unpacked = gzip.GzipFile(fileobj=stream) if is_packed else stream
+        yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
 LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"

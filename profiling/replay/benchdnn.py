@@ -27,7 +27,7 @@ from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.parse import MARKER, Head, milliseconds, parse_head, split_head
 from profiling.onednn_log.work import DRIVERS, Problem, gbyte
 from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, ReplayTime
+from profiling.replay.replay import FEWEST_RUNS, LONGEST_SECONDS, Conditions, ReplayTime
 
 SMALLEST = ("--eltwise", "--alpha=0", "--beta=0", "--alg=relu", "1")
 """A problem that every version of benchdnn runs at once."""
@@ -207,22 +207,18 @@ STATE = re.compile(r"\d+:([A-Z_]+)(?: \((.*?)\))?(?: \(.*\))? __REPRO: ")
 UNREMARKABLE = ("EXECUTED", "PASSED", "LISTED", "INITIALIZED")
 
 
-class Timed(NamedTuple):
-    """One problem of oneDNN's log, measured once: several runs, one after the other."""
-
-    problem: Problem
-    milliseconds: tuple[float, ...]
-
-
-def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], str]:
+def read_timed(
+    output: Path, *, driver: str, runs: int
+) -> tuple[list[tuple[Problem, list[float]]], str]:
     """Return what a run of a driver measured, in order, and why benchdnn ran a problem not at all.
 
+    A problem that is measured once has the milliseconds of several runs, one after the other.
     `runs` is as requested; the reason is empty or such as `benchdnn: SKIPPED (…)`.
     benchdnn fills tensors with other primitives and runs a problem once before it measures. The
     runs that count are those right before the line of its template; ValueError: these are not
     `runs` of one problem of the driver's kind.
     """
-    timed: list[Timed] = []
+    timed = []
     heads: list[Head] = []
     is_refused, refusal = False, ""
     for line in read_lines(output):
@@ -244,7 +240,7 @@ def read_timed(output: Path, *, driver: str, runs: int) -> tuple[list[Timed], st
                 kind = KINDS.get(driver, driver)
                 if problem.kind not in (kind, f"log{kind}"):
                     raise ValueError(f"its log shows {problem.kind} instead of {kind}")
-                timed.append(Timed(problem, tuple(milliseconds(head.time) for head in counted)))
+                timed.append((problem, [milliseconds(head.time) for head in counted]))
             heads, is_refused = [], False
     return timed, refusal
 
@@ -264,8 +260,6 @@ def read_lines(output: Path) -> Iterable[str]:
             yield line.rstrip("\n")
 
 
-LONGEST_MS = 2_000.0  # The most that the runs of a problem may take, by its time in the log
-FEWEST_RUNS = 3
 LEAST_COLD_GB = 32_768 / 1e9
 """Tensors below this are not run cold: to fill the caches three times over, as benchdnn does, it
 would prepare so many copies of them that it takes minutes and gigabytes."""
@@ -295,7 +289,7 @@ def make_batches(
     batches = []
     for problems in equal.values():
         mean_ms = max(calls[problem].mean_ms for problem in problems)
-        affordable = int(LONGEST_MS / max(mean_ms, 1e-6))
+        affordable = int(1000 * LONGEST_SECONDS / max(mean_ms, 1e-6))
         runs = max(min(repeats, FEWEST_RUNS), min(repeats, affordable))
         batches.append(Batch(problems, lines[problems[0]], mean_ms, runs))
     return batches
@@ -329,9 +323,9 @@ def run_batch(
             except ValueError as error:
                 timed, reason = [], f"benchdnn's output cannot be parsed: {error}"
         if timed:
-            hot, *cold_times = (typical(measured.milliseconds) for measured in timed)
-            implementation = timed[0].problem.implementation
-            return ReplayTime(hot, cold_times[0] if cold_times else None, runs, implementation)
+            hot, *cold_times = (typical(times) for _, times in timed)
+            cold_ms, implementation = next(iter(cold_times), None), timed[0][0].implementation
+            return ReplayTime(batch.problems[0], hot, cold_ms, runs, implementation)
         why = why or reason
         if ended.status in (None, 0):
             break

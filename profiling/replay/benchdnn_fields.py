@@ -142,13 +142,17 @@ def tag_name(memory: MemoryDescriptor) -> str:
     return memory.tag
 
 
+TAKE_STRIDES = {2: ("matmul",), 3: ("matmul", "batch_normalization", "convolution", "reorder")}
+"""Kinds whose driver has `--strides`, by benchdnn's major version."""
+
+
 def layout_options(
+    problem: Problem,
     memories: Sequence[MemoryDescriptor | None],
     names: Sequence[str],
     dialect: Dialect,
     *,
     takes_any: bool = True,
-    takes_strides: bool = True,
 ) -> list[str]:
     """Return `--stag --wtag --dtag`, and `--strides` where a tensor is not dense.
 
@@ -156,6 +160,7 @@ def layout_options(
     stands where a log has no such tensor. A tensor has either strides or a tag.
     """
     options, strides = [], []
+    takes_strides = problem.kind in TAKE_STRIDES[dialect.major]
     for memory, name in zip(memories, names, strict=True):
         is_free = takes_any and memory is not None and leaves_choice(memory, dialect)
         if memory is None or not memory.strides or is_free or not takes_strides:

@@ -50,14 +50,9 @@ def one_tensor(problem: Problem, dialect: Dialect) -> list[str]:
                 f"{data.role} is {data.type} {data.layout} and {other.role} {other.type} "
                 f"{other.layout}; this driver of benchdnn takes one type and one layout"
             )
-    layouts = layout_options(
-        # Batch normalization takes the strides of both tensors.
-        (data, data if data.strides else None),
-        ("tag", "tag"),
-        dialect,
-        takes_any=False,
-        takes_strides=problem.kind == "batch_normalization" and dialect.major != 2,
-    )
+    # Batch normalization takes the strides of both tensors.
+    pair, tags = (data, data if data.strides else None), ("tag", "tag")
+    layouts = layout_options(problem, pair, tags, dialect, takes_any=False)
     return [f"--dt={data.type}", *layouts]
 
 
@@ -153,11 +148,10 @@ def weighted_tensors(problem: Problem, dialect: Dialect) -> list[str]:
         # A depthwise convolution that follows in one primitive hides this one's own result.
         tensor(problem, "src_fused", "dst", "diff_dst"),
     )
-    takes_strides = problem.kind == "convolution" and dialect.major != 2
     return [
         f"--dir={WITH_BIAS[direction] if find_bias(problem) else direction}",
         triple_option(memories, dialect),
-        *layout_options(memories, TRIPLE_TAGS, dialect, takes_strides=takes_strides),
+        *layout_options(problem, memories, TRIPLE_TAGS, dialect),
     ]
 
 
@@ -183,7 +177,7 @@ def matmul_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     options = [triple_option(memories, dialect)]
     # Layouts of sizes that are known at run time only cannot be chosen before.
     is_known = not problem.fields.get("runtime_dims_masks")
-    options += layout_options(memories, TRIPLE_TAGS, dialect, takes_any=is_known)
+    options += layout_options(problem, memories, TRIPLE_TAGS, dialect, takes_any=is_known)
     bias = problem.memory("bia")
     if bias is not None:
         # A bit for each dimension with values of its own; without a mask, one for each column.
@@ -204,22 +198,17 @@ def reorder_tensors(problem: Problem, dialect: Dialect) -> list[str]:
     if source.flags not in VALUES_ONLY:
         raise NotExpressibleError(f"its source contains more than values ({source.flags})")
     options = [f"--sdt={source.type}", f"--ddt={destination.type}"]
-    pair, tags, takes_strides = (source, destination), ("stag", "dtag"), dialect.major != 2
-    options += layout_options(pair, tags, dialect, takes_any=False, takes_strides=takes_strides)
+    pair, tags = (source, destination), ("stag", "dtag")
+    options += layout_options(problem, pair, tags, dialect, takes_any=False)
     if destination.flags not in VALUES_ONLY:
         # `f8:s8m1` becomes `s8s8_comp:1`.
-        names = []
-        for word in destination.flags.split(":")[1:]:
-            match = re.fullmatch(r"(s8m|zpm)(\d+)", word)
-            if not match:
-                raise NotExpressibleError(
-                    f"benchdnn has no option for its result's {word} {destination.flags}"
-                )
-            names.append(f"{COMPENSATIONS[match[1]]}:{match[2]}")
-        if not names:
+        words = destination.flags.split(":")[1:]
+        found = [match for word in words if (match := re.fullmatch(r"(s8m|zpm)(\d+)", word))]
+        if not words or len(found) < len(words):
             raise NotExpressibleError(
                 f"benchdnn has no option for its result's {destination.flags}"
             )
+        names = (f"{COMPENSATIONS[match[1]]}:{match[2]}" for match in found)
         options.append(f"--oflag={'+'.join(names)}")
     return options
 

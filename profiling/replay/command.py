@@ -7,13 +7,15 @@ and saved in `replay.json`.
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from common.charts import Column, Table, table_rows, text_column
 from common.cli import add_command, positive
-from common.console import make_console, print_cautions, print_line
+from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
@@ -23,8 +25,16 @@ from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, find_benchdnn, probe_benchdnn
 from profiling.replay.benchdnn_fields import Dialect, Layouts
 from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
-from profiling.replay.replay import Replay, mismatches, replay_conditions
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.replay import (
+    Replay,
+    ReplayedCalls,
+    ReplayOptions,
+    Work,
+    beside_replay,
+    mismatches,
+    replay_conditions,
+)
+from profiling.replay.run import run_again
 from profiling.sums import grouped
 
 REPLAY = "replay.json"
@@ -108,10 +118,7 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     program = None
     if not options.write_only:
         conditions = replay_conditions(
-            log,
-            threads=options.runs.threads,
-            cpus=options.cpus,
-            warn=lambda line: print_line(console, f"note: {line}"),
+            log, threads=options.runs.threads, cpus=options.cpus, console=console
         )
         program = probe_benchdnn(path, conditions) if path else None
     dialect = Dialect(choose_major(program, options.dialect), options.layout)
@@ -126,12 +133,11 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
         calls=calls,
         conditions=conditions,
         options=options.runs,
-        lines=files.lines,
-        refused=files.not_expressible,
+        layouts=options.layout,
         file=replay_file,
     )
     replay = run_again(work, program, console)
-    rows, notes = make_rows(calls, replay), mismatches(log, replay)
+    rows, notes = beside_replay(calls, replay), mismatches(log, replay)
     print_cautions(console, notes)
     print_replay(console, rows)
     if options.json is not None:
@@ -181,65 +187,14 @@ def format_share(part: float, total: float) -> str:
     return f"{part / total:.2%} of the time" if total else "no time"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedRow:
-    """One problem in the log and alone. Times are of one call."""
-
-    problem: Problem
-    calls: int
-    log_ms: float
-    hot_ms: float | None
-    cold_ms: float | None
-    implementation: str  # The replay's
-    why_not: str  # Why it has no time; empty where it has
-
-    @property
-    def total_ms(self) -> float:
-        """The time of all its calls in the log. [ms]"""
-        return self.calls * self.log_ms
-
-    @property
-    def log_over_hot(self) -> float | None:
-        """The ratio of its time in the log to its time alone with data in the caches."""
-        return self.log_ms / self.hot_ms if self.hot_ms else None
-
-    @property
-    def description(self) -> str:
-        """The problem and its implementation; once if log and replay agree."""
-        problem = self.problem
-        ways = " → ".join(dict.fromkeys((problem.implementation, self.implementation)))
-        return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))
-
-
-def make_rows(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedRow]:
-    """Return a row for each problem, costliest first."""
-    rows = []
-    for problem, in_log in calls.items():
-        time = replay.times.get(problem)
-        rows.append(ReplayedRow(
-            problem,
-            in_log.count,
-            in_log.mean_ms,
-            time.hot_ms if time else None,
-            time.cold_ms if time else None,
-            time.implementation if time else "",
-            "" if time else replay.not_replayed.get(problem, "not run"),
-        ))  # fmt: skip
-    return sorted(rows, key=lambda row: -row.total_ms)
-
-
-def three_digits(milliseconds: float) -> str:
-    """Return a time with three significant digits, or all before the point."""
-    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-
-
+three_digits = partial(significant, digits=3)
 COLUMNS = (
     text_column("problem", name="description"),
     Column("calls", ",d"),
     Column("log ms\nall", ",.1f", name="total_ms"),
-    Column("\neach", three_digits, name="log_ms"),
-    Column("alone ms\nhot", three_digits, name="hot_ms"),
-    Column("\ncold", three_digits, name="cold_ms"),
+    Column("\neach", three_digits, name="mean_ms"),
+    Column("alone ms\nhot", three_digits, name="alone.hot_ms"),
+    Column("\ncold", three_digits, name="alone.cold_ms"),
     Column("log /\nhot", ",.2f", name="log_over_hot"),
 )
 SHOWN = 20  # Rows that are printed; the files have all
@@ -250,9 +205,9 @@ the same with the data removed from the caches before each run, for problems tha
 log / hot: how many times longer a call took in the log than alone"""
 
 
-def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
+def print_replay(console: Console, rows: Sequence[ReplayedCalls]) -> None:
     """Print the table, its sum, and what was not replayed with the reasons."""
-    replayed = [row for row in rows if row.hot_ms is not None]
+    replayed = [row for row in rows if row.alone]
     if replayed:
         console.print(replay_table(replayed).for_console(show_lines=True, vertical="bottom"))
         print_line(console, MEANING)
@@ -269,10 +224,10 @@ def print_replay(console: Console, rows: Sequence[ReplayedRow]) -> None:
         )
 
 
-def replay_table(rows: Sequence[ReplayedRow]) -> Table:
+def replay_table(rows: Sequence[ReplayedCalls]) -> Table:
     """Return a row for each of the costliest problems, and the sum of all."""
     count = f"the {SHOWN} costliest of {len(rows):,}" if len(rows) > SHOWN else f"{len(rows)}"
-    hot = sum(row.calls * row.hot_ms for row in rows if row.hot_ms is not None)
+    hot = sum(row.calls * row.alone.hot_ms for row in rows if row.alone)
     log = sum(row.total_ms for row in rows)
     calls = sum(row.calls for row in rows)
     total = ("all, times calls", calls, log, None, f"{hot:,.1f}", None, log / hot if hot else None)
@@ -281,7 +236,7 @@ def replay_table(rows: Sequence[ReplayedRow]) -> Table:
 
 
 def write_numbers(
-    json_file: Path, rows: Sequence[ReplayedRow], replay: Replay, notes: Sequence[str]
+    json_file: Path, rows: Sequence[ReplayedCalls], replay: Replay, notes: Sequence[str]
 ) -> None:
     """Write all numbers for programs."""
     content = {
@@ -291,9 +246,22 @@ def write_numbers(
         "conditions": asdict(replay.conditions),
         "other_cores": replay.other_cores,
         "notes": notes,
-        "problems": [
-            {**asdict(row), "total_ms": row.total_ms, "log_over_hot": row.log_over_hot}
-            for row in rows
-        ],
+        "problems": list(map(as_record, rows)),
     }
     write_json(json_file, content)
+
+
+def as_record(row: ReplayedCalls) -> dict[str, Any]:
+    """Return one problem for programs. Times are of one call but for `total_ms`."""
+    alone = row.alone
+    return {
+        "problem": asdict(row.problem),
+        "calls": row.calls,
+        "log_ms": row.mean_ms,
+        "hot_ms": alone and alone.hot_ms,
+        "cold_ms": alone and alone.cold_ms,
+        "implementation": alone.implementation if alone else "",
+        "why_not": row.why_not,
+        "total_ms": row.total_ms,
+        "log_over_hot": row.log_over_hot,
+    }

@@ -8,18 +8,26 @@ caller and not the library chooses them (`same_layouts`).
 
 import os
 import re
-from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from common.cli import positive
+from common.console import print_line
 from common.errors import InputError
-from common.files import read_json_object, write_json
+from common.options import flag, option
+from common.stored import read_stored
+from common.wording import counted
 from launch.pinning import choose_cores
 from launch.topology import format_cpu_list, parse_cpu_list
 from profiling.bench.results import disturbance
-from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes
+from profiling.onednn_log.log import Calls, OneDnnLog
+from profiling.onednn_log.work import MemoryDescriptor, Problem, listed_sizes, modern_shape
+from profiling.replay.benchdnn_fields import Layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,100 +39,140 @@ class Conditions:
     memory_nodes: tuple[int, ...] = ()
     """NUMA nodes that memory comes from; none: as the kernel chooses."""
 
+    @property
+    def place(self) -> str:
+        """The number of threads and their cores."""
+        count = counted(self.threads, "thread")
+        return f"{count} on CPUs {format_cpu_list(self.cpus)}" if self.cpus else count
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayTime:
     """One problem, run again several times; medians of the runs."""
 
+    problem: Problem
     hot_ms: float  # Runs one after the other: data is in the caches, as far as it fits
     cold_ms: float | None  # Runs whose data was driven out of the caches before; None: not measured
     runs: int
     implementation: str  # The library's choice, as a log names it
 
 
+@dataclass(frozen=True, slots=True)
+class NotReplayed:
+    """One problem without a time."""
+
+    problem: Problem
+    why: str  # In one line
+
+
 @dataclass(frozen=True)
 class Replay:
-    """Times of problems, and how they were taken."""
+    """Times of problems, and how they were taken; the fields are those of the file."""
 
+    format: Literal["profilednn replay 1"] = field(default="profilednn replay 1", kw_only=True)
     runner: str  # `benchdnn` or `torch`
     version: str  # oneDNN's: `3.7.2`
     instruction_set: str
     conditions: Conditions
-    times: dict[Problem, ReplayTime] = field(default_factory=dict)
-    not_replayed: dict[Problem, str] = field(default_factory=dict)
-    """Why a problem has no time, in one line."""
-    other_cores: float = 0.0
-    """The cores that other processes kept busy; 0 if not in the file."""
+    other_cores: float = field(default=0.0, kw_only=True)  # That other processes kept busy
+    times: list[ReplayTime] = field(default_factory=list)
+    not_replayed: list[NotReplayed] = field(default_factory=list)
 
 
-FORMAT = "profilednn replay 1"
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """The options of how problems run again."""
+
+    repeats: int = option(
+        "timed runs of each problem, fewer of slow ones",
+        default=20,
+        parse=positive,
+        metavar="N",
+        group="replay",
+    )
+    cold: bool = flag(
+        "also measure with the data removed from the caches", default=True, group="replay"
+    )
+    threads: int | None = option(
+        "compute threads (default: as in the log)",
+        default=None,
+        parse=positive,
+        metavar="N",
+        group="replay",
+    )
+
+
+LONGEST_SECONDS, FEWEST_RUNS = 2.0, 3
+"""The time of a problem's hot runs, and of its cold ones; the fewest may take longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Problems to run, and how."""
+
+    calls: Mapping[Problem, Calls]
+    conditions: Conditions
+    options: ReplayOptions
+    layouts: Layouts = "log"  # That benchdnn requests
+    file: Path | None  # To save the replay in, if any
+
+
+STORED = TypeAdapter(Replay)
 ADVICE = "expected a file that `retinanet profile benchdnn` writes"
 
 
-def save_replay(replay: Replay, file: Path) -> None:
-    """Write a replay; replaces a file that exists.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
-    times, reasons = replay.times.items(), replay.not_replayed.items()
-    # Problems are objects, which cannot be keys in JSON.
-    write_json(file, {
-        "format": FORMAT,
-        "runner": replay.runner,
-        "version": replay.version,
-        "instruction_set": replay.instruction_set,
-        "conditions": asdict(replay.conditions),
-        "other_cores": replay.other_cores,
-        "times": [{"problem": asdict(problem), **asdict(time)} for problem, time in times],
-        "not_replayed": [{"problem": asdict(problem), "why": why} for problem, why in reasons],
-    })  # fmt: skip
-
-
 def load_replay(file: Path) -> Replay:
-    """Return what `save_replay` wrote.
+    """Return what `run_again` has written.
 
     Raises:
         InputError: It cannot be read, or is no such file.
     """
-    content = read_json_object(file, advice=ADVICE)
-    if content.get("format") != FORMAT:
-        raise InputError(f"{file}: is not a replay; {ADVICE}")
-    try:
-        conditions = content["conditions"]
-        times = {}
-        for entry in content["times"]:
-            cold = entry["cold_ms"]
-            times[problem_from_json(entry["problem"])] = ReplayTime(
-                hot_ms=float(entry["hot_ms"]),
-                cold_ms=None if cold is None else float(cold),
-                runs=int(entry["runs"]),
-                implementation=entry["implementation"],
-            )
-        return Replay(
-            runner=content["runner"],
-            version=content["version"],
-            instruction_set=content["instruction_set"],
-            conditions=Conditions(
-                threads=int(conditions["threads"]),
-                cpus=tuple(conditions["cpus"]),
-                memory_nodes=tuple(conditions["memory_nodes"]),
-            ),
-            times=times,
-            not_replayed={
-                problem_from_json(entry["problem"]): entry["why"]
-                for entry in content["not_replayed"]
-            },
-            other_cores=float(content.get("other_cores", 0.0)),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{file}: is damaged: {type(error).__name__}: {error}") from error
+    return read_stored(file, STORED, wrong="is not a replay", advice=ADVICE)
 
 
-def problem_from_json(fields: dict[str, Any]) -> Problem:
-    """Return a problem from JSON."""
-    memories = tuple(MemoryDescriptor(**memory) for memory in fields["memories"])
-    return Problem(**{**fields, "memories": memories})
+@dataclass(frozen=True, slots=True)
+class ReplayedCalls:
+    """A problem's calls in a log, beside the same problem alone."""
+
+    problem: Problem
+    calls: int
+    total_ms: float  # Of all calls in the log
+    alone: ReplayTime | None
+    why_not: str  # Why it has no time alone; empty where it has
+
+    @property
+    def description(self) -> str:
+        """The problem and its implementation; once if log and replay agree."""
+        problem, alone = self.problem, [self.alone.implementation] if self.alone else []
+        ways = " → ".join(dict.fromkeys((problem.implementation, *alone)))
+        return "\n".join(filter(None, (problem.name, problem.shape, problem.types, ways)))
+
+    @property
+    def mean_ms(self) -> float:
+        """The time of a call in the log."""
+        return self.total_ms / self.calls
+
+    @property
+    def log_over_hot(self) -> float | None:
+        """The ratio of its time in the log to its time alone with data in the caches."""
+        return self.mean_ms / self.alone.hot_ms if self.alone and self.alone.hot_ms else None
+
+    @property
+    def lost_ms(self) -> float:
+        """Its time in the log minus that of the hot replay; negative if the log's is shorter."""
+        return self.total_ms - self.alone.hot_ms * self.calls if self.alone else 0.0
+
+
+def beside_replay(calls: Mapping[Problem, Calls], replay: Replay) -> list[ReplayedCalls]:
+    """Return each of a log's problems beside its replay, in the log's order."""
+    times = {time.problem: time for time in replay.times}
+    reasons = {item.problem: item.why for item in replay.not_replayed}
+    rows = []
+    for problem, logged in calls.items():
+        alone = times.get(problem)
+        why = "" if alone else reasons.get(problem, "not in the replay")
+        rows.append(ReplayedCalls(problem, logged.count, logged.total_ms, alone, why))
+    return rows
 
 
 def replay_conditions(
@@ -132,16 +180,20 @@ def replay_conditions(
     *,
     threads: int | None,
     cpus: str | None,
-    warn: Callable[[str], None] = lambda _: None,
+    console: Console,
 ) -> Conditions:
     """Return the first rank's threads, cores and memory nodes, within what this process may use.
 
     The log's facts take precedence over its header, which has threads only; `threads` and `cpus`
-    (such as `0-3`) replace both. `warn` gets a line for each difference from the log.
+    (such as `0-3`) replace both. A line is printed for each difference from the log.
 
     Raises:
         InputError: `cpus` is no list, or has a CPU that this process may not use.
     """
+
+    def note(text: str) -> None:
+        print_line(console, f"note: {text}")
+
     facts: dict[str, Any] = log.facts[0] if log.facts else {}
     allowed = frozenset(os.sched_getaffinity(0))
     if cpus is not None:
@@ -157,16 +209,16 @@ def replay_conditions(
         chosen = logged & allowed
         if logged - allowed:
             instead = format_cpu_list(chosen) or f"any of {format_cpu_list(allowed)}"
-            warn(f"CPUs {format_cpu_list(logged)} in the log, {instead} used: this process may use "
+            note(f"CPUs {format_cpu_list(logged)} in the log, {instead} used: this process may use "
                  "no others")  # fmt: skip
     available = choose_cores(threads=None, cpus=tuple(chosen)).threads
     wanted = threads or next(iter(log.run_threads), available)
     count = min(wanted, available)
     if count < wanted:
         source = "requested" if threads else "in the log"
-        warn(f"{wanted} threads {source}, {count} used: this process has no more cores")
+        note(f"{wanted} threads {source}, {count} used: this process has no more cores")
     if log.ranks[1:] and cpus is None and facts:
-        warn(f"the log is of {len(log.ranks)} ranks; problems run again under rank 0's conditions")
+        note(f"the log is of {len(log.ranks)} ranks; problems run again under rank 0's conditions")
     nodes = numbers(facts.get("memory_nodes")) if chosen else ()
     return Conditions(count, tuple(sorted(chosen)), tuple(sorted(nodes)))
 
@@ -204,7 +256,7 @@ WITHOUT_RESULT = ("eltwise", "softmax", "batch_normalization", "layer_normalizat
 """Kinds of which some versions log one tensor for data and result."""
 
 
-class Work(NamedTuple):
+class SameWork(NamedTuple):
     """The values that identify the work of a line."""
 
     kind: str
@@ -215,7 +267,7 @@ class Work(NamedTuple):
     details: Hashable
 
 
-def normalize_work(problem: Problem) -> Work:
+def normalize_work(problem: Problem) -> SameWork:
     """Return everything but the layouts (`same_layouts`) and the implementation.
 
     The library chooses implementations, and their names differ between versions.
@@ -231,7 +283,7 @@ def normalize_work(problem: Problem) -> Work:
         algorithm = "winograd" if "winograd" in algorithm else ""
     # Before oneDNN 3, one tensor held scale and shift (S); now they are two (C and H).
     flags = frozenset(fields.get("flags", "").replace("S", "CH"))
-    return Work(
+    return SameWork(
         kind=problem.kind,
         direction=problem.direction,
         shape=plain_shape(problem),
@@ -243,10 +295,7 @@ def normalize_work(problem: Problem) -> Work:
 
 def plain_shape(problem: Problem) -> str:
     """Return the shape without what only some versions write."""
-    if problem.kind == "matmul":
-        # oneDNN 2 also writes the sizes of the product.
-        return ":".join(problem.shape.split(":")[:2])
-    return HEIGHT_OF_ONE.sub("", problem.shape)
+    return HEIGHT_OF_ONE.sub("", modern_shape(problem))
 
 
 def normalize_role(memory: MemoryDescriptor) -> str:

@@ -4,62 +4,20 @@ Results of benchdnn are saved every few seconds and on Ctrl-C, where a file for 
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from rich.console import Console
 
-from common.cli import positive
 from common.console import print_line, progress
-from common.options import flag, option
-from common.wording import counted
-from launch.topology import format_cpu_list
+from common.files import write_json
 from profiling.bench.results import background_load
-from profiling.onednn_log.log import Calls
-from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, make_batches, memory_note, run_batch
-from profiling.replay.benchdnn_fields import ProblemLine
-from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
-from profiling.replay.torch_replay import replay_with_torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
-    """The options of how problems run again."""
-
-    repeats: int = option(
-        "timed runs of each problem, fewer of slow ones",
-        default=20,
-        parse=positive,
-        metavar="N",
-        group="replay",
-    )
-    cold: bool = flag(
-        "also measure with the data removed from the caches", default=True, group="replay"
-    )
-    threads: int | None = option(
-        "compute threads (default: as in the log)",
-        default=None,
-        parse=positive,
-        metavar="N",
-        group="replay",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Problems to run, and how."""
-
-    calls: Mapping[Problem, Calls]
-    conditions: Conditions
-    options: ReplayOptions
-    lines: Mapping[Problem, ProblemLine]
-    """What benchdnn runs for each problem; not used without benchdnn."""
-    refused: Mapping[Problem, str]  # Why benchdnn runs nothing for the other problems
-    file: Path | None  # To save the replay in, if any
+from profiling.replay.benchdnn_fields import Dialect
+from profiling.replay.benchdnn_problems import express
+from profiling.replay.replay import NotReplayed, Replay, ReplayTime, Work
+from profiling.replay.torch_replay import run_with_torch
 
 
 def run_again(work: Work, benchdnn: Benchdnn | None, console: Console) -> Replay:
@@ -74,7 +32,7 @@ def run_again(work: Work, benchdnn: Benchdnn | None, console: Console) -> Replay
         replay = run(work, console)
     replay = replace(replay, other_cores=others.cores)
     if work.file is not None:
-        save_replay(replay, work.file)
+        write_json(work.file, asdict(replay))
     return replay
 
 
@@ -83,7 +41,7 @@ SECONDS_BETWEEN_SAVES = 10.0
 
 def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Replay:
     """Run the problems' lines; partial results are saved periodically and on Ctrl-C."""
-    cold, where = work.options.cold, describe_place(work.conditions)
+    cold, where = work.options.cold, work.conditions.place
     print_line(console, f"runner: benchdnn of oneDNN {benchdnn.version}, {benchdnn.path}; {where}")
     if cold and not benchdnn.has_cold_cache:
         print_line(
@@ -91,9 +49,10 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
         )
     if note := memory_note(work.conditions):
         print_line(console, f"note: {note}")
+    lines, refused = express(work.calls, Dialect(benchdnn.dialect, work.layouts))
     replay = Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, work.conditions)
-    replay.not_replayed.update(work.refused)
-    batches = make_batches(work.lines, work.calls, repeats=work.options.repeats)
+    replay.not_replayed.extend(NotReplayed(problem, why) for problem, why in refused.items())
+    batches = make_batches(lines, work.calls, repeats=work.options.repeats)
     spent = [0.0, *accumulate(batch.expected_seconds(cold=cold) for batch in batches)]
     # Progress counts whole seconds, at least one.
     whole = int(spent[-1]) + 1
@@ -102,10 +61,12 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
     def save_part() -> None:
         """Save the partial results; the remaining problems are marked as interrupted."""
         if work.file is not None:
-            done = replay.times.keys() | replay.not_replayed.keys()
-            interrupted = dict.fromkeys(work.calls.keys() - done, "not run: interrupted")
-            reasons = {**replay.not_replayed, **interrupted}
-            save_replay(replace(replay, not_replayed=reasons), work.file)
+            done = {each.problem for each in replay.times}
+            done |= {each.problem for each in replay.not_replayed}
+            left = (problem for problem in work.calls if problem not in done)
+            reasons = [NotReplayed(problem, "not run: interrupted") for problem in left]
+            part = replace(replay, not_replayed=[*replay.not_replayed, *reasons])
+            write_json(work.file, asdict(part))
 
     # The costliest problems run first, so a plain count of problems would overestimate the wait.
     with progress(console, "seconds, about", total=whole) as advance:
@@ -114,9 +75,9 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
                 result = run_batch(batch, benchdnn=benchdnn, conditions=work.conditions, cold=cold)
                 for problem in batch.problems:
                     if isinstance(result, ReplayTime):
-                        replay.times[problem] = result
+                        replay.times.append(replace(result, problem=problem))
                     else:
-                        replay.not_replayed[problem] = result
+                        replay.not_replayed.append(NotReplayed(problem, result))
                 seconds = int(spent[done]) if done < len(batches) else whole
                 advance(seconds, f"{done} of {len(batches)} problems")
                 if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
@@ -129,23 +90,3 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
                 print_line(console, f"interrupted: times of {count} are saved in {work.file}")
             raise
     return replay
-
-
-def run_with_torch(work: Work, console: Console) -> Replay:
-    """Run the problems through the oneDNN of torch."""
-    print_line(console, f"runner: torch's oneDNN; {describe_place(work.conditions)}")
-    with progress(console, "problems", total=len(work.calls)) as advance:
-        return replay_with_torch(
-            work.calls,
-            conditions=work.conditions,
-            repeats=work.options.repeats,
-            cold=work.options.cold,
-            progress=lambda done: advance(done, ""),
-            warn=lambda note: print_line(console, f"note: {note}"),
-        )
-
-
-def describe_place(conditions: Conditions) -> str:
-    """Describe the number of threads and their cores."""
-    count = counted(conditions.threads, "thread")
-    return f"{count} on CPUs {format_cpu_list(conditions.cpus)}" if conditions.cpus else count

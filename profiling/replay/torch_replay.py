@@ -6,7 +6,7 @@ names; the times of whatever ran count for every problem that is the same work (
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -14,19 +14,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.console import Console
+
+from common.console import print_line, progress
 from common.errors import InputError, WorkerDiedError
 from common.processes import Answering, JsonWorker, serve
 from launch.environment import prefer_memory
 from launch.limits import read_allowance
 from launch.pinning import check_cores, choose_cores, take_cores
 from launch.shares import Share
-from profiling.onednn_log.log import Calls, read_logs
+from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.work import Problem
 from profiling.peaks import parse_share
 from profiling.replay.replay import (
-    Conditions,
+    NotReplayed,
     Replay,
+    ReplayOptions,
     ReplayTime,
+    SameWork,
     Work,
     difference,
     normalize_work,
@@ -77,15 +82,8 @@ class TorchWorker:
         return self.process
 
 
-def replay_with_torch(
-    calls: Mapping[Problem, Calls],
-    *,
-    conditions: Conditions,
-    repeats: int,
-    cold: bool,
-    progress: Callable[[int], None],
-    warn: Callable[[str], None] = lambda _: None,
-    make_worker: Callable[[Share], TorchWorker] = TorchWorker,
+def run_with_torch(
+    work: Work, console: Console, *, make_worker: Callable[[Share], TorchWorker] = TorchWorker
 ) -> Replay:
     """Run each problem alone, and take its time from oneDNN's log of that run.
 
@@ -93,9 +91,9 @@ def replay_with_torch(
     the log is a separate problem, also those of reorders inside an operator. A run with another
     shape, type or layout than requested is not a replay.
 
-    Each problem runs `repeats` times, fewer where two seconds do not do, but at least 3; `cold`:
-    as often again with nothing of it in the caches. `progress` gets the number of problems done,
-    `warn` a line for each condition that could not be met.
+    Each problem runs as often as requested, fewer times where two seconds do not do, but at least
+    3; cold: as often again with nothing of it in the caches. A line is printed for each condition
+    that could not be met.
 
     Raises:
         InputError: torch is not installed, or there are fewer cores than threads.
@@ -105,6 +103,8 @@ def replay_with_torch(
             "problems cannot be run again: torch is not installed in this environment; "
             "give --benchdnn, or --replay with a file made where it is"
         )
+    conditions, options = work.conditions, work.options
+    print_line(console, f"runner: torch's oneDNN; {conditions.place}")
     share = choose_cores(threads=conditions.threads, cpus=conditions.cpus)
     if conditions.memory_nodes:
         share = replace(share, nodes=conditions.memory_nodes)
@@ -113,25 +113,23 @@ def replay_with_torch(
     with (
         tempfile.TemporaryDirectory(prefix="replay-") as folder,
         closing(make_worker(share)) as worker,
+        progress(console, "problems", total=len(work.calls)) as advance,
     ):
         # Reorders last: most come back with the operators that make them on their way.
-        ordered = sorted(calls, key=lambda problem: problem.kind == "reorder")
+        ordered = sorted(work.calls, key=lambda problem: problem.kind == "reorder")
         for done, problem in enumerate(ordered):
-            progress(done)
+            advance(done, "")
             log = Path(folder, f"{done}.log")
-            reasons[problem] = run_again(
-                problem, worker, observed, log=log, repeats=repeats, cold=cold
-            )
+            reasons[problem] = run_again(problem, worker, observed, log=log, options=options)
         for note in worker.notes:
-            warn(note)
-    progress(len(calls))
+            print_line(console, f"note: {note}")
+        advance(len(work.calls), "")
     # Also what ran with another problem after its own run had failed.
-    times = {
-        problem: time
-        for problem in calls
-        if not unsupported_reason(problem) and (time := observed.find_time(problem)) is not None
-    }
-    missing = {problem: why for problem, why in reasons.items() if why and problem not in times}
+    runnable = (problem for problem in work.calls if not unsupported_reason(problem))
+    found = map(observed.find_time, runnable)
+    times = [time for time in found if time is not None]
+    timed = {time.problem for time in times}
+    missing = [NotReplayed(*reason) for reason in reasons.items() if reason[0] not in timed]
     versions, instruction_sets = map(", ".join, (observed.versions, observed.instruction_sets))
     return Replay("torch", versions, instruction_sets, conditions, times, missing)
 
@@ -142,7 +140,7 @@ class Observations:
     def __init__(self) -> None:
         self.versions: list[str] = []
         self.instruction_sets: list[str] = []
-        self._by_work: dict[Work, dict[Problem, tuple[list[float], list[float]]]] = {}
+        self._by_work: dict[SameWork, dict[Problem, tuple[list[float], list[float]]]] = {}
         """The milliseconds of each hot and of each cold run of a problem."""
 
     def read(self, file: Path, *, hot_runs: int) -> list[Problem]:
@@ -168,6 +166,7 @@ class Observations:
         for problem, (hot_ms, cold_ms) in self._by_work.get(normalize_work(wanted), {}).items():
             if hot_ms and same_layouts(wanted, problem):
                 return ReplayTime(
+                    wanted,
                     hot_ms=median(hot_ms),
                     cold_ms=median(cold_ms) if cold_ms else None,
                     runs=min(len(times) for times in (hot_ms, cold_ms) if times),
@@ -182,15 +181,14 @@ def run_again(
     observed: Observations,
     *,
     log: Path,
-    repeats: int,
-    cold: bool,
+    options: ReplayOptions,
 ) -> str:
     """Run one problem and add its log; return why there is no time, else an empty text."""
     if observed.find_time(problem) is not None or unsupported_reason(problem):
         return unsupported_reason(problem)
     log.touch()
     try:
-        answer = worker.run(problem, log, repeats=repeats, cold=cold)
+        answer = worker.run(problem, log, repeats=options.repeats, cold=options.cold)
     except WorkerDiedError as error:
         return str(error)
     if "why_not" in answer:

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch.backends import mkldnn
 
 from common.console import redirected
 from common.streams import OUTPUT
 from profiling.onednn_log.parse import Mark, mark_line
+from profiling.onednn_log.work import Problem
 from profiling.peaks import last_level_bytes
-from profiling.replay.replay import problem_from_json
+from profiling.replay.replay import FEWEST_RUNS, LONGEST_SECONDS
 from profiling.replay.torch_operators import NotReachedError, prepare
 
+PROBLEM = TypeAdapter(Problem)
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 """Exceptions of torch for arguments that it refuses; the next problem can still be run."""
 
@@ -31,7 +34,7 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
     try:
         with torch.no_grad():
             return measure(
-                prepare(problem_from_json(question["problem"])),
+                prepare(PROBLEM.validate_python(question["problem"])),
                 Path(question["log"]),
                 repeats=question["repeats"],
                 flush=flush if question["cold"] else None,
@@ -44,9 +47,6 @@ def answer(question: dict[str, Any], flush: Callable[[], object]) -> dict[str, A
 
 
 WARM_UP = 2  # The first run makes kernels, the second reuses the memory of the first
-LEAST_RUNS = 3
-SECONDS = 2.0
-"""The time of a problem's hot runs, and of its cold ones; `LEAST_RUNS` may take longer."""
 TIMES_THE_CACHES = 2
 WITHOUT_KNOWN_CACHES = 256 << 20
 
@@ -94,9 +94,9 @@ def repeat(
         line = mark_line(Mark(time.time() * 1000, is_begin, first + done, None))
         os.write(OUTPUT, line.encode())
 
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + LONGEST_SECONDS
     done = 0
-    while done < max(repeats, LEAST_RUNS) and (done < LEAST_RUNS or time.monotonic() < end):
+    while done < max(repeats, FEWEST_RUNS) and (done < FEWEST_RUNS or time.monotonic() < end):
         if before is not None:
             before()
         mark(is_begin=True)

@@ -17,7 +17,7 @@ from common.page import three
 from common.wording import listed
 from profiling.causes import reasons
 from profiling.compare import Comparison
-from profiling.onednn_log.log import OneDnnLog
+from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import (
     CONVOLUTIONS,
     Problem,
@@ -204,7 +204,7 @@ def slow_convolutions(material: Material) -> Iterator[Advice]:
     """Advise on costly convolutions below half of the peak rate."""
     measured = material.measured
     replayed = material.efficiency.problems if material.efficiency else ()
-    alone_ms = {problem.problem: problem.replayed.hot_ms for problem in replayed}
+    alone_ms = {item.problem: item.alone.hot_ms for item in replayed if item.alone}
     slow = [
         item
         for item in measured.problems
@@ -324,7 +324,6 @@ def many_page_faults(material: Material) -> Iterator[Advice]:
         )
 
 
-Step = tuple[int | None, int | None]  # Rank and number
 UNEVEN = 0.05
 UNEVEN_STEPS = 0.2
 MOST_RANKS = 16
@@ -338,12 +337,12 @@ def uneven_ranks(material: Material) -> Iterator[Advice]:
     # Ranks that wait for each other have equal wall times; their times in oneDNN differ.
     for measure, by_step in (
         ("time in oneDNN", onednn_ms_by_step(log)),
-        ("wall time", wall_ms_by_step(log)),
+        ("wall time", log.step_ms),
     ):
         by_rank: dict[int, list[float]] = {}
-        for (rank, _), milliseconds in by_step.items():
-            if rank is not None:
-                by_rank.setdefault(rank, []).append(milliseconds)
+        for where, milliseconds in by_step.items():
+            if where.rank is not None:
+                by_rank.setdefault(where.rank, []).append(milliseconds)
         means = {rank: mean(steps) for rank, steps in sorted(by_rank.items())}
         slowest = max(by_rank, key=lambda rank: means[rank], default=0)
         average = mean(means.values()) if means else 0.0
@@ -364,11 +363,12 @@ def uneven_ranks(material: Material) -> Iterator[Advice]:
 
 def uneven_steps(material: Material) -> Iterator[Advice]:
     """Advise on a step that is much longer than the others of its rank."""
-    wall_ms = wall_ms_by_step(material.log)
-    if len({number for _, number in wall_ms}) < 2:
+    wall_ms = material.log.step_ms
+    if len({where.step for where in wall_ms}) < 2:
         return
-    rank, number = slowest = max(wall_ms, key=lambda step: wall_ms[step])
-    others = mean(ms for step, ms in wall_ms.items() if step[1] != number)
+    slowest = max(wall_ms, key=lambda where: wall_ms[where])
+    rank, number, *_ = slowest
+    others = mean(ms for where, ms in wall_ms.items() if where.step != number)
     if wall_ms[slowest] <= (1 + UNEVEN_STEPS) * others:
         return
     yield Advice(
@@ -383,17 +383,12 @@ def uneven_steps(material: Material) -> Iterator[Advice]:
     )
 
 
-def wall_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
-    """Return the duration of each complete step. [milliseconds]"""
-    return {where[:2]: ms for where, ms in log.phase_ms.items() if where.phase is None}
-
-
-def onednn_ms_by_step(log: OneDnnLog) -> dict[Step, float]:
+def onednn_ms_by_step(log: OneDnnLog) -> dict[LogPosition, float]:
     """Return oneDNN's time in each complete step. [milliseconds]"""
-    by_step = dict.fromkeys(wall_ms_by_step(log), 0.0)
+    by_step = dict.fromkeys(log.step_ms, 0.0)
     for where, problems in log.executions.items():
-        if where[:2] in by_step:
-            by_step[where[:2]] += sum(calls.total_ms for calls in problems.values())
+        if where.whole_step in by_step:
+            by_step[where.whole_step] += sum(calls.total_ms for calls in problems.values())
     return by_step
 
 

@@ -30,7 +30,7 @@ from profiling.compare import (
 )
 from profiling.efficiency import Efficiency, Projection, draw_efficiency, part_rows, project
 from profiling.onednn_log.work import kind_and_direction
-from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step, wall_ms_by_step
+from profiling.report.advice import ALIKE, common_share, onednn_ms_by_step
 from profiling.report.material import Counters, Material, Traced
 from profiling.trace.analysis import (
     Analysis,
@@ -236,14 +236,14 @@ COUNTED = {
 def ranks_and_counters(material: Material) -> list[Block]:
     """Return a row for each rank's step, and for each rank's counters."""
     blocks: list[Block] = []
-    wall = wall_ms_by_step(material.log)
+    wall = material.log.step_ms
     if wall:
         inside = onednn_ms_by_step(material.log)
-        order = sorted(wall, key=lambda where: (where[1] or 0, where[0] or 0))
+        order = sorted(wall, key=lambda where: (where.step or 0, where.rank or 0))
         rows = [
-            ("" if step is None else str(step), rank, wall[rank, step], inside[rank, step],
-             wall[rank, step] - inside[rank, step])
-            for rank, step in order[:MOST_STEPS]
+            ("" if where.step is None else str(where.step), where.rank, wall[where], inside[where],
+             wall[where] - inside[where])
+            for where in order[:MOST_STEPS]
         ]  # fmt: skip
         times = (Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms"))
         columns = [text_column("step"), Column("rank"), *times]

@@ -119,7 +119,8 @@ def run_and_machine(material: Material) -> list[Block]:
     packages = packages if isinstance(packages, Mapping) else {}
     commands = [environment.get("command"), *(facts.get("command") for facts in log.facts)]
     command = next((arguments for arguments in commands if isinstance(arguments, list)), [])
-    numbers = sorted({number for _, number in material.measured.steps.whole if number is not None})
+    steps = material.measured.steps.whole
+    numbers = sorted({where.step for where in steps if where.step is not None})
     values_of_run = [
         (name, dict.fromkeys(format_value(facts.get(key)) for facts in log.facts))
         for key, name in RUN_FACTS.items()

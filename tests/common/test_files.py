@@ -138,7 +138,7 @@ def test_search_for_onednn_lines_is_bounded(
     sizes: list[int] = []
     with pytest.raises(InputError, match="sparse: "):
         read_logs([sparse], advance=sizes.append)
-    assert sum(sizes) == 4 << 20  # With the block that is beyond the limit
+    assert 3 << 20 < sum(sizes) <= 4 << 20  # With the block that is beyond the limit
 
 
 @pytest.mark.parametrize(

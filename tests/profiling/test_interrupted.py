@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.profiling.efficiency.example_log import write_log
+from tests.support.commands import start_program
 from tests.support.processes import child_processes, wait_until_ended
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "bench": "step --contestants=torch",
     "efficiency": "LOG --runner=torch --repeats=100000",
@@ -22,15 +22,9 @@ COMMANDS = {
 
 def start(command: str, options: str) -> tuple[subprocess.Popen[str], list[int]]:
     """Start a command; return its process and its workers."""
+    words = (sys.executable, "-m", "profiling", command, *options.split())
     # A process group, as a terminal creates it; Ctrl-C signals all of it.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "profiling", command, *options.split()],
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+    process = start_program(*words, process_group=0)
     while not (workers := child_processes(process.pid)):
         assert process.poll() is None
         time.sleep(0.05)

@@ -19,7 +19,6 @@ from profiling import peaks as peaks_module
 from profiling import peaks_measure
 from profiling.__main__ import main
 from profiling.onednn_log.log import OneDnnLog
-from profiling.onednn_log.work import MemoryDescriptor, Problem
 from profiling.peaks import (
     STORED,
     Peaks,
@@ -38,6 +37,7 @@ from profiling.peaks_measure import (
     convolution_gflop,
     matrix_product,
 )
+from tests.profiling.replay.problems import problem
 from tests.support.commands import RunHere, error_message
 
 USABLE_CPUS = sorted(os.sched_getaffinity(0))
@@ -255,15 +255,6 @@ def test_last_level_caches_are_summed(tmp_path: Path) -> None:
     assert last_level_bytes(tmp_path / "none") == 0
 
 
-def problem(kind: str, shape: str, type_: str) -> Problem:
-    types = {"src": type_, "dst": type_}
-    if kind == "matmul":
-        # Weights of bytes are signed, whatever the input is.
-        types |= {"wei": "s8" if type_ == "u8" else type_}
-    memories = tuple(MemoryDescriptor(role, name) for role, name in types.items())
-    return Problem("primitive", "cpu", kind, "any", "undef", memories, "", "", shape)
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "type_", "seconds"),
     [
@@ -279,8 +270,11 @@ def problem(kind: str, shape: str, type_: str) -> Problem:
 def test_roofline(kind: str, shape: str, type_: str, seconds: float | None) -> None:
     rates = {"bf16": 100.0, "s8": 400.0, "u8": 300.0}
     peaks = Peaks(rates, 10.0, threads=1, cpu="a CPU", versions={})
-    bound = roofline_ms(problem(kind, shape, type_), peaks)
+    # Weights of bytes are signed, whatever the input is.
+    weights = [f"wei:{'s8' if type_ == 'u8' else type_}"] * (kind == "matmul")
+    work = problem(kind, shape, f"src:{type_}", *weights, f"dst:{type_}")
+    bound = roofline_ms(work, peaks)
     assert bound == (None if seconds is None else pytest.approx(1000 * seconds))
     if type_ == "u8":  # in a file without it, the peak of s8
         older = replace(peaks, matrix_gflop_per_s={"s8": 400.0})
-        assert roofline_ms(problem(kind, shape, type_), older) == pytest.approx(1000 * 2e9 / 400e9)
+        assert roofline_ms(work, older) == pytest.approx(1000 * 2e9 / 400e9)

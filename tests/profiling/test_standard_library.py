@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import profiling
-from tests.support.commands import run_program
+from tests.support.commands import REPOSITORY, run_program
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STANDARD = ("tracing", "sampling")
 """The subpackages that CPython 3.15 has; its package exports nothing else."""
 

@@ -1,39 +1,33 @@
 """Training with hooks: its files, weights as without hooks, and a signal between its steps."""
 
-import io
 import json
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from common.cli import run_command
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.parse import PHASES
 from retinanet.engine.tile_convolution import Tiles, best_tiles
 from retinanet.training.checkpoint import file_digest
+from tests.launch.ranks import TrainHere
 from tests.profiling.capture.training_runs import (
     marks_of_step,
     read_events,
     read_marks,
     run_settings,
 )
-from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.training_runs import read_records, start_training
-from train import main
 
 pytestmark = pytest.mark.slow
 
-STEPS = [2, 3, 4]
+STEPS = [2, 3]
 """The evaluation after step 2 lies between them."""
 CONVOLUTIONS = ("aten::convolution", "_Convolution", "_TileConvolution", "_WinogradConvolution")
 
@@ -48,31 +42,15 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    root = tmp_path_factory.mktemp("captured")
-    hooks = ("profile.onednn.steps=2-4", "profile.trace.steps=4", "profile.perf=true")
+def runs(root: Path, train_here: TrainHere) -> Runs:
+    """Both runs have one thread; the plain one evaluates at the end alone."""
+    hooks = ("profile.onednn.steps=2-3", "profile.trace.steps=3", "profile.perf=true")
     process = start_training(*run_settings(root, "profiled", *hooks))
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
-    yield Runs(root / "profiled", root / "plain", output, train_in_this_process(root, "plain"))
-    shutil.rmtree(root)  # a checkpoint has 400 MB
-
-
-def train_in_this_process(root: Path, name: str) -> str:
-    """Train with one thread, as `start_training` does, and evaluate at the end alone.
-
-    Return what is printed.
-    """
-    threads, output = torch.get_num_threads(), io.StringIO()
-    settings = run_settings(
-        root, name, "launch.pin=false", "launch.threads=1", "evaluation.every=99"
-    )
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
-        patch.setattr(sys, "argv", ["train.py", *settings])
-        patch.setenv("OMP_NUM_THREADS", "1")  # is changed, and put back
-        assert run_command(main) == 0
-    torch.set_num_threads(threads)
-    return output.getvalue()
+    plain = train_here(*run_settings(root, "plain", "launch.threads=1", "evaluation.every=99"))
+    assert (plain.code, plain.errors) == (0, "")
+    return Runs(root / "profiled", root / "plain", output, plain.output)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +71,7 @@ def test_weights_and_losses_equal_those_of_a_run_without_hooks(runs: Runs) -> No
         [record["loss"] for record in read_records(run, kind="step")]
         for run in (runs.profiled, runs.plain)
     )
-    assert losses == expected_losses and len(losses) == 4
+    assert losses == expected_losses and len(losses) == 3
     assert len(read_records(runs.profiled, kind="evaluation")) == 2
 
 
@@ -133,7 +111,7 @@ def test_log_has_nothing_else_and_the_terminal_nothing_of_it(log: Path, runs: Ru
         assert line.startswith(("onednn_verbose,v1,", "profilednn_mark,", "profilednn_facts,"))
     assert "_verbose" not in runs.output and "profilednn" not in runs.output
     assert "after step 2, epoch 1" in runs.output
-    for text in ("finished after 4 steps", "steps 4/4"):
+    for text in ("finished after 3 steps", "steps 3/3"):
         assert text in runs.output and text in runs.plain_output
 
 
@@ -158,7 +136,7 @@ def test_log_is_read_with_its_header_and_facts(log: Path) -> None:
 def test_trace_has_its_step_and_phases(events: list[dict[str, Any]]) -> None:
     marks = [event for event in events if event["cat"] == "user_annotation"]
     [step] = [event for event in marks if event["name"].startswith("step ")]
-    assert step["name"] == "step 4"
+    assert step["name"] == "step 3"
     phases = [event for event in marks if event["name"].startswith("phase: ")]
     names = [event["name"] for event in sorted(phases, key=lambda event: event["ts"])]
     assert names == [f"phase: {phase}" for phase in PHASES]
@@ -227,7 +205,7 @@ def test_perf_counts_the_profiled_steps(runs: Runs) -> None:
 def test_summary_names_the_files_and_the_commands_that_read_them(runs: Runs) -> None:
     summary = runs.output[runs.output.index("profiled\n") :]
     log, trace = runs.profiled / "onednn" / "rank0.log", runs.profiled / "trace" / "rank0.json.gz"
-    assert f"{log}, steps 2-4\n" in summary and f"{trace}, step 4\n" in summary
+    assert f"{log}, steps 2-3\n" in summary and f"{trace}, step 3\n" in summary
     assert f"retinanet profile stats {log} --out {log.with_name('stats')}\n" in summary
     assert f"retinanet profile trace {trace} --out {trace.with_name('tables')}\n" in summary
 
@@ -258,8 +236,8 @@ def test_signal_within_the_profiled_steps_leaves_whole_files(tmp_path: Path) -> 
     shutil.rmtree(tmp_path / "stopped")
 
 
-def test_input_error_is_one_line_with_hooks(run_here: RunHere, tmp_path: Path) -> None:
+def test_input_error_is_one_line_with_hooks(train_here: TrainHere, tmp_path: Path) -> None:
     settings = run_settings(tmp_path, "bad", "data.root=/nowhere", "profile.onednn.steps=1")
-    done = run_here(main, *settings, "launch.pin=false")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stdout == "" and not (tmp_path / "bad").exists()
+    done = train_here(*settings)
+    assert done.code == 2 and done.errors.count("\n") == 1
+    assert done.output == "" and not (tmp_path / "bad").exists()

@@ -1,18 +1,17 @@
 """`profile capture`: somebody's program, whose primitives are logged by torch operator."""
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from profiling.__main__ import main
 from profiling.causes import attributed_share
 from profiling.onednn_log.log import OneDnnLog, log_files, read_logs
 from profiling.onednn_log.parse import Operator
 from profiling.onednn_log.work import Problem, listed_sizes, named_sizes
-from tests.support.commands import REPOSITORY
+from tests.support.commands import REPOSITORY, RunHere, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +53,7 @@ if os.fork() == 0:
     nn.Conv2d(5, 8, 3)(torch.randn(3, 5, 16, 16))
     os._exit(0)
 os.wait()
-if sys.argv[1:] == ["raise"]:
-    raise ValueError("the program's own error")
+subprocess.run([sys.executable, "-c", "import torch; torch.ones(2).sum()"])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 OUTPUT = "a line of Python\na line of C\na line of a child\na line of the system\n"
@@ -65,16 +63,12 @@ def run_captured(folder: Path, program: str, *options: str) -> subprocess.Comple
     """Run a program of this text; the logs are in `folder / "logs"`."""
     script = folder / "program.py"
     script.write_text(program, encoding="utf-8")
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "profiling", "capture", "--out", str(folder / "logs")),
-            *(*options[:-1], "--", sys.executable, str(script), *options[-1:]),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{folder}"},
-        capture_output=True,
-        text=True,
+    command = ("-m", "profiling", "capture", "--out", str(folder / "logs"), *options)
+    return run_program(
+        *(sys.executable, *command, "--", sys.executable, str(script)),
         timeout=120,
-        check=False,
+        OMP_NUM_THREADS="1",
+        PYTHONPATH=f"{REPOSITORY}:{folder}",
     )
 
 
@@ -82,7 +76,7 @@ def run_captured(folder: Path, program: str, *options: str) -> subprocess.Comple
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
     """The folder, output and status of a captured program that is killed at its end."""
     folder = tmp_path_factory.mktemp("killed")
-    done = run_captured(folder, PROGRAM, "kill")
+    done = run_captured(folder, PROGRAM)
     return folder / "logs", done.stdout, done.returncode
 
 
@@ -159,15 +153,12 @@ def test_every_line_is_attributed(log: OneDnnLog) -> None:
     assert log.skipped
 
 
-def test_program_prints_and_ends_as_without(killed: tuple[Path, str, int], tmp_path: Path) -> None:
+def test_program_prints_and_ends_as_without(killed: tuple[Path, str, int]) -> None:
     folder, output, status = killed
     assert output == OUTPUT
     assert status == 128 + 9
-    assert len(list(folder.iterdir())) == 2  # and the forked process
-    done = run_captured(tmp_path, PROGRAM, "raise")
-    assert (done.returncode, done.stdout) == (1, OUTPUT)
-    assert "the program's own error" in done.stderr
-    assert "known for 100.0% of oneDNN's time" in done.stderr
+    # That of the forked process too; the last child executed no primitive.
+    assert len(list(folder.iterdir())) == 2
 
 
 STEPS = """
@@ -178,13 +169,16 @@ optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for _ in range(6):
     net(torch.randn(2, 8, 16, 16)).sum().backward()
     optimizer.step()
+raise ValueError("the program's own error")
 """
 
 
 def test_only_the_chosen_steps_are_logged(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("WHOSE = 'the program'\n", encoding="utf-8")
-    done = run_captured(tmp_path, STEPS, "--steps", "3-4", "")
-    assert done.returncode == 0, done.stderr
+    done = run_captured(tmp_path, STEPS, "--steps", "3-4")
+    assert (done.returncode, done.stdout) == (1, "the program\n")
+    assert "the program's own error" in done.stderr
+    assert "known for 100.0% of oneDNN's time" in done.stderr
     log = read_logs(log_files(tmp_path / "logs"))
     assert log.steps == [3, 4]
     assert all(where.step for where in log.executions)
@@ -193,37 +187,28 @@ def test_only_the_chosen_steps_are_logged(tmp_path: Path) -> None:
     assert any("convolution" in work for work in log.skipped)
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("import torch; torch.ones(2).sum()", "no process that imported torch executed"),
-        ("print(1)", "nothing was logged"),
-    ],
-)
-def test_program_without_primitives(tmp_path: Path, program: str, words: str) -> None:
-    done = run_captured(tmp_path, program, "")
-    assert done.returncode == 2
-    assert words in done.stderr
+def test_program_without_primitives(tmp_path: Path) -> None:
+    done = run_captured(tmp_path, "print(1)")
+    assert (done.returncode, done.stdout) == (2, "1\n")
+    expected = "no process that imported torch executed a oneDNN primitive: nothing was logged"
+    assert expected in done.stderr
     assert not (tmp_path / "logs").exists()
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    def error_of(*arguments: str, **variables: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "profiling", "capture", *arguments],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 2
-        return re.sub(r"\A(usage: .*\n)?", "", done.stderr)
+def test_mistakes_are_one_line(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def error_of(*arguments: str) -> str:
+        done = run_here(main, "capture", *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
 
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").touch()
     (tmp_path / "captured").mkdir()
     (tmp_path / "captured" / "12.log").write_text("mine", encoding="utf-8")
     assert error_of("--", "a.py").startswith("error: a.py: is not a command that can be run; write")
     assert "expected steps such as" in error_of("--steps", "4-2", "--", "true")
     assert "exists; give --overwrite" in error_of("--", "true")
-    assert "no C++ compiler" in error_of("--", "true", CXX="none")
+    monkeypatch.setenv("CXX", "none")
+    assert "no C++ compiler" in error_of("--", "true")

@@ -8,18 +8,17 @@ from typing import Any
 from profiling.onednn_log.parse import PHASES
 from tests.support.fast_precision import FAST_PRECISION
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = (
     "data.scenes.train=4",
     "data.scenes.validation=2",
     "data.image_size=64",
     "training.batch_size=2",
-    "training.max_steps=4",
+    "training.max_steps=3",
     "evaluation.every=1",
     "evaluation.pictures=0",
     f"engine.precision={FAST_PRECISION}",
 )
-"""Two steps an epoch, evaluations after steps 2 and 4."""
+"""Two steps an epoch, evaluations after steps 2 and 3."""
 
 
 def run_settings(root: Path, name: str, *changes: str) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
-from profiling.replay.replay import Conditions, Replay, ReplayTime
+from profiling.replay.replay import Conditions, NotReplayed, Replay, ReplayTime
 from tests.profiling.replay.problems import parse_v3 as v3
 
 HEADER = """\
@@ -74,6 +74,6 @@ def make_replay(hot: dict[str, float] = HOT, cold: dict[str, float] = COLD) -> R
         version="3.7.1",
         instruction_set="Intel AVX-512",
         conditions=Conditions(threads=2),
-        times={v3(line): ReplayTime(hot[line], cold.get(line), 20, "brg") for line in hot},
-        not_replayed={v3(COPY): "no operator makes it"},
+        times=[ReplayTime(v3(line), hot[line], cold.get(line), 20, "brg") for line in hot],
+        not_replayed=[NotReplayed(v3(COPY), "no operator makes it")],
     )

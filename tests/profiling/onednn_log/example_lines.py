@@ -91,6 +91,7 @@ DAMAGED = (
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,8x8,-1",
     "onednn_verbose,v1,primitive,exec,tpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,8x8,0.5",
     "onednn_verbose,v9,primitive,dream,cpu,reorder,0.5",
+    "onednn_verbose,v1,graph,exec,cpu,1,sdp,a,0.5",
     "onednn_verbose,",
 )
 """Lines that must be counted and shown, and be in no table."""

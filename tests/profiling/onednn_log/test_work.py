@@ -5,15 +5,8 @@ import torch
 from torch import nn
 
 from profiling.bench.recipes.step import convolution_flop
-from profiling.onednn_log.work import MemoryDescriptor, Problem, gbyte, gflop
-
-
-def problem(kind: str, shape: str, *types: str, auxiliary: str = "", direction: str = "undef"
-            ) -> Problem:  # fmt: skip
-    """Return a problem; `types` such as `src:f32`."""
-    memories = tuple(MemoryDescriptor(*text.split(":")) for text in types)
-    return Problem("primitive", "cpu", kind, "any", direction, memories, "", auxiliary, shape)
-
+from profiling.onednn_log.work import Problem, gbyte, gflop
+from tests.profiling.replay.problems import problem
 
 BF16 = ("src:bf16", "wei:bf16", "bia:undef", "dst:bf16")
 

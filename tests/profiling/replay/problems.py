@@ -8,7 +8,7 @@ import pytest
 
 from profiling.onednn_log.log import Calls
 from profiling.onednn_log.parse import parse_head, split_head
-from profiling.onednn_log.work import Problem
+from profiling.onednn_log.work import MemoryDescriptor, Problem
 
 BENCHDNN = Path(shutil.which("benchdnn") or "/none")
 needs_benchdnn = pytest.mark.skipif(
@@ -26,6 +26,14 @@ def parse_problem(line: str) -> Problem:
 def parse_v3(line: str) -> Problem:
     """Return a problem as oneDNN 3 writes it, from `cpu,` on."""
     return parse_problem(f"v1,primitive,exec,{line}")
+
+
+def problem(
+    kind: str, shape: str, *types: str, auxiliary: str = "", direction: str = "undef"
+) -> Problem:
+    """Return a problem; `types` such as `src:f32`."""
+    memories = tuple(MemoryDescriptor(*text.split(":")) for text in types)
+    return Problem("primitive", "cpu", kind, "any", direction, memories, "", auxiliary, shape)
 
 
 def make_calls(*milliseconds: float) -> Calls:

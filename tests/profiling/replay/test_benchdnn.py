@@ -17,8 +17,8 @@ from common.errors import InputError
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import (
+    KINDS,
     Ended,
-    Timed,
     find_benchdnn,
     probe_benchdnn,
     read_timed,
@@ -26,14 +26,16 @@ from profiling.replay.benchdnn import (
     typical,
 )
 from profiling.replay.benchdnn_fields import Dialect
-from profiling.replay.benchdnn_problems import express, write_problem_files
-from profiling.replay.replay import Conditions, Replay
-from profiling.replay.run import ReplayOptions, Work, run_again
+from profiling.replay.benchdnn_problems import write_problem_files
+from profiling.replay.replay import Conditions, Replay, ReplayOptions, Work
+from profiling.replay.run import run_again
 from tests.profiling.onednn_log.logs import FIXTURES
 from tests.profiling.replay.problems import BENCHDNN, by_kind, needs_benchdnn
 from tests.support.commands import write_program
+from tests.support.processes import processes_with, wait_until_gone
 
 CPU = min(os.sched_getaffinity(0))
+LONG = f"61.{os.getpid()}"  # Seconds; no other process sleeps as long
 PRINT_ENVIRONMENT = """\
 import json, os
 names = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "ONEDNN_VERBOSE")
@@ -65,17 +67,18 @@ def test_program_has_the_cores_and_threads_of_the_conditions(
 
 
 def test_timeout_kills_the_program_and_its_children(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "program", f"sleep 61 & echo $! > {tmp_path}/child; wait")
-    ended = run(program, timeout=3)
+    program = write_program(tmp_path / "program", f"sleep {LONG} & touch {tmp_path}/begun; wait")
+    ended = run(program, timeout=1)
     assert ended.status is None and "killed" in ended.why
-    assert is_gone(int((tmp_path / "child").read_text()))
+    assert (tmp_path / "begun").exists()
+    wait_until_gone(f"sleep {LONG}")
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "program", f"echo $$ > {tmp_path}/pid; exec sleep 62")
+    program = write_program(tmp_path / "program", f"exec sleep {LONG}")
 
     def interrupt() -> None:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not processes_with(f"sleep {LONG}"):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -84,19 +87,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(program)
     interrupting.join()
-    assert is_gone(int((tmp_path / "pid").read_text()))
-
-
-def is_gone(process: int) -> bool:
-    """Return whether a process ends within a second; a zombie counts as ended."""
-    for _ in range(20):
-        try:
-            if "State:\tZ" in Path(f"/proc/{process}/status").read_text():
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
+    wait_until_gone(f"sleep {LONG}")
 
 
 @pytest.mark.parametrize(
@@ -150,12 +141,14 @@ SKIPPED = (
 ZEROS = "profilednn,0,0,--mode=P --fix-times-per-prb=3 --matmul 16x32:32x64\n"
 HOT = [RUN.format(time) for time in ("8.01709", "7.93701", "7.90991", "11.9241")]
 COLD = [RUN.format(time) for time in ("7.99219", "4.83984", "11.907", "7.9502")]
-HOT_RUNS, COLD_RUNS = (7.93701, 7.90991, 11.9241), (4.83984, 11.907, 7.9502)
+HOT_RUNS, COLD_RUNS = [7.93701, 7.90991, 11.9241], [4.83984, 11.907, 7.9502]
 ONE, TWO = MEASURED.format(1, 1), MEASURED.format(4.9, 8.3)
 REFUSED = "benchdnn: SKIPPED (Invalid case)"
 
 
-def read_output(folder: Path, parts: list[str], driver: str) -> tuple[list[Timed], str]:
+def read_output(
+    folder: Path, parts: list[str], driver: str
+) -> tuple[list[tuple[Problem, list[float]]], str]:
     """Read what benchdnn printed; return the measured problems and a refusal."""
     output = folder / "output"
     output.write_text("".join(parts))
@@ -176,9 +169,8 @@ def test_output_is_read(
     parts: list[str], driver: str, expected: list[Any], refused: str, tmp_path: Path
 ) -> None:
     timed, reason = read_output(tmp_path, parts, driver)
-    assert ([measured.milliseconds for measured in timed], reason) == (expected, refused)
-    implementations = {measured.problem.implementation for measured in timed}
-    assert implementations <= {"brg_conv_fwd:avx512_core_bf16"}
+    assert ([milliseconds for _, milliseconds in timed], reason) == (expected, refused)
+    assert {problem.implementation for problem, _ in timed} <= {"brg_conv_fwd:avx512_core_bf16"}
 
 
 @pytest.mark.parametrize(
@@ -203,9 +195,6 @@ def test_typical_is_the_median_unless_times_are_near_the_clocks_resolution() -> 
 
 
 DRIVERS = sorted(log.stem.rpartition("-")[2] for log in FIXTURES.glob("benchdnn-*.log"))
-KINDS = {"bnorm": "batch_normalization", "conv": "convolution", "deconv": "deconvolution"}
-KINDS |= {"gnorm": "group_normalization", "ip": "inner_product", "lnorm": "layer_normalization"}
-KINDS |= {"pool": "pooling"}
 
 
 def read_calls(driver: str, log: Path | None = None) -> dict[Problem, Calls]:
@@ -268,10 +257,8 @@ def replay_calls(calls: dict[Problem, Calls], *, repeats: int, cold: bool) -> Re
     """Run a log's problems again with the real program."""
     conditions = Conditions(1, (CPU,))
     program = probe_benchdnn(BENCHDNN, conditions)
-    lines, refused = express(calls, Dialect(program.dialect))
     options = ReplayOptions(repeats=repeats, cold=cold, threads=None)
-    work = Work(calls=calls, conditions=conditions, options=options, lines=lines, refused=refused,
-                file=None)  # fmt: skip
+    work = Work(calls=calls, conditions=conditions, options=options, file=None)
     return run_again(work, program, Console(quiet=True))
 
 
@@ -280,8 +267,8 @@ def replay_calls(calls: dict[Problem, Calls], *, repeats: int, cold: bool) -> Re
 def test_problems_are_timed_hot_and_cold() -> None:
     calls = dict(list(read_calls("pool").items())[:2])
     replay = replay_calls(calls, repeats=7, cold=True)
-    assert (set(replay.times), replay.not_replayed) == (set(calls), {})
-    for measured in replay.times.values():
+    assert ([time.problem for time in replay.times], replay.not_replayed) == ([*calls], [])
+    for measured in replay.times:
         assert measured.runs == 7 and measured.implementation
         assert 0 < measured.hot_ms < 1000
         assert measured.cold_ms is None or 0 < measured.cold_ms < 1000
@@ -303,7 +290,7 @@ def test_refused_problem_has_a_reason_and_the_others_run(tmp_path: Path) -> None
         f"onednn_verbose,v1,primitive,exec,cpu,matmul,ref:any,undef,{matrices},,,4x6:6x5,10\n"
     )
     replay = replay_calls(read_logs([log]).calls(), repeats=3, cold=False)
-    assert [problem.shape for problem in replay.times] == ["4x6:6x5"]
-    reasons = {problem.shape: why for problem, why in replay.not_replayed.items()}
+    assert [time.problem.shape for time in replay.times] == ["4x6:6x5"]
+    reasons = {item.problem.shape: item.why for item in replay.not_replayed}
     assert reasons["mb2ic16ih7iw7"] == "benchdnn: SKIPPED (Case not supported)"
     assert reasons["4x6:60x5"].startswith("benchdnn: ")

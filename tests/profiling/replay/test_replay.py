@@ -1,17 +1,21 @@
 """A replay: its conditions, its file, and which lines of logs are the same work."""
 
+import io
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from common.errors import InputError
+from common.files import write_json
 from profiling.onednn_log.log import LogPosition, OneDnnLog
 from profiling.onednn_log.work import Problem
 from profiling.replay.replay import (
     Conditions,
+    NotReplayed,
     Replay,
     ReplayTime,
     difference,
@@ -20,9 +24,9 @@ from profiling.replay.replay import (
     normalize_work,
     replay_conditions,
     same_layouts,
-    save_replay,
 )
 from tests.profiling.replay.problems import parse_problem, parse_v3
+from tests.support.commands import error_message
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 FIRST = ALLOWED[0]
@@ -52,9 +56,10 @@ TWO_RANKS: dict[LogPosition, Any] = {LogPosition(0): {}, LogPosition(1): {}}
 def test_conditions(
     log: OneDnnLog, options: dict[str, Any], expected: Conditions, notes: list[str]
 ) -> None:
-    printed: list[str] = []
+    output = io.StringIO()
     arguments: dict[str, Any] = {"threads": None, "cpus": None, **options}
-    assert replay_conditions(log, **arguments, warn=printed.append) == expected
+    assert replay_conditions(log, **arguments, console=Console(file=output)) == expected
+    printed = output.getvalue().splitlines()
     assert len(printed) == len(notes)
     assert all(note in line for note, line in zip(notes, printed, strict=True))
 
@@ -62,7 +67,7 @@ def test_conditions(
 @pytest.mark.parametrize("cpus", ["a", "99999", ""])
 def test_unusable_cpus_are_refused(cpus: str) -> None:
     with pytest.raises(InputError, match="--cpus: "):
-        replay_conditions(OneDnnLog(), threads=None, cpus=cpus)
+        replay_conditions(OneDnnLog(), threads=None, cpus=cpus, console=Console())
 
 
 def test_mismatches_have_a_line_each_unless_equal_or_unknown() -> None:
@@ -88,30 +93,29 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
         version="3.7.2",
         instruction_set="Intel AVX-512",
         conditions=Conditions(threads=2, cpus=(0, 1), memory_nodes=(0,)),
-        times={product: ReplayTime(0.1234567890123, None, 20, "brg_matmul:avx512_core")},
-        not_replayed={copy: "benchdnn: UNIMPLEMENTED"},
+        times=[ReplayTime(product, 0.1234567890123, None, 20, "brg_matmul:avx512_core")],
+        not_replayed=[NotReplayed(copy, "benchdnn: UNIMPLEMENTED")],
     )
-    save_replay(replay, tmp_path / "replay.json")
-    assert load_replay(tmp_path / "replay.json") == replay
+    file = tmp_path / "replay.json"
+    write_json(file, asdict(replay))
+    assert load_replay(file) == replay
+    file.write_text(file.read_text().replace("replay 1", "replay 2"))
+    assert "(format: Input should be 'profilednn replay 1'" in error_message(load_replay, file)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is not JSON"),
-        ("[1]", "JSON object"),
-        ('{"format": "something else"}', "is not a replay"),
-        ('{"format": "profilednn replay 1"}', "is damaged: KeyError"),
+        ("", "the file: Invalid JSON"),
+        ("[1]", "the file: Input should be an object"),
+        ('{"format": "profilednn replay 1"}', "runner: Field required); expected"),
     ],
 )
 def test_other_file_is_refused_in_one_line(content: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "replay.json"
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        load_replay(file)
+    assert "cannot be read: No such file" in error_message(load_replay, file)
     file.write_text(content)
-    with pytest.raises(InputError, match=reason) as error:
-        load_replay(file)
-    assert str(error.value).startswith(f"{file}: ") and "\n" not in str(error.value)
+    assert error_message(load_replay, file).startswith(f"{file}: is not a replay ({reason}")
 
 
 TENSORS = "src:bf16::blocked:acdb::f0 wei:bf16:a:blocked:AcdB64a2b::f0 bia:undef::undef::: "

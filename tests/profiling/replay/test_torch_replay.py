@@ -3,24 +3,24 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launch.shares import Share
 from profiling.onednn_log.log import Calls, read_logs
 from profiling.onednn_log.work import Problem
-from profiling.replay.replay import Conditions, Replay
-from profiling.replay.torch_replay import TorchWorker, replay_with_torch
+from profiling.replay.replay import Conditions, Replay, ReplayOptions, Work
+from profiling.replay.torch_replay import TorchWorker, run_with_torch
 from tests.profiling.onednn_log.logs import shared_logs
 from tests.profiling.replay.problems import by_kind, parse_v3
+from tests.support.commands import run_program
 from tests.support.fast_precision import needs_bf16
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 WRITER = "tests.profiling.replay.training_log"
 ONCE = Calls(count=1, total_ms=1.0)
 COMPUTING = ("convolution", "matmul")
@@ -31,9 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def training_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("log") / "training.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", WRITER, str(file)]
-    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True)
+    run_program(sys.executable, "-m", WRITER, file, check=True, OMP_NUM_THREADS="1")
     return file
 
 
@@ -44,14 +42,10 @@ def replay(
     threads: int = 1,
     make_worker: Callable[[Share], TorchWorker] = TorchWorker,
 ) -> Replay:
-    return replay_with_torch(
-        dict.fromkeys(problems, ONCE),
-        conditions=Conditions(threads),
-        repeats=3,
-        cold=cold,
-        progress=lambda done: None,
-        make_worker=make_worker,
-    )
+    options = ReplayOptions(repeats=3, cold=cold, threads=None)
+    calls, conditions = dict.fromkeys(problems, ONCE), Conditions(threads)
+    work = Work(calls=calls, conditions=conditions, options=options, file=None)
+    return run_with_torch(work, Console(quiet=True), make_worker=make_worker)
 
 
 class LogKeepingWorker(TorchWorker):
@@ -104,13 +98,13 @@ def test_every_problem_of_a_training_runs_again_with_its_shape_and_types(
         list(calls), cold=True, make_worker=lambda share: LogKeepingWorker(share, tmp_path)
     )
     # Reorders of weights are not run by themselves: they run with the convolutions that need them.
-    assert result.not_replayed == {}
+    assert result.not_replayed == []
     logs = [log.read_text() for log in tmp_path.glob("*.log")]
     assert requested <= raw_facts_of_lines("\n".join(logs))
-    for problem in calls:
-        time = result.times[problem]
+    assert [time.problem for time in result.times] == list(calls)
+    for time in result.times:
         assert time.cold_ms is not None and time.cold_ms >= 0
-        assert time.hot_ms > 0 or problem.kind == "reorder"  # of a few numbers
+        assert time.hot_ms > 0 or time.problem.kind == "reorder"  # of a few numbers
         assert time.runs >= 3 and time.implementation
     assert result.runner == "torch" and result.conditions == Conditions(threads=1)
     header = training_log.read_text()
@@ -125,8 +119,8 @@ def test_time_is_the_median_of_the_log(training_log: Path, tmp_path: Path) -> No
     lines = [line for line in log.read_text().splitlines() if ",backward_weights," in line]
     milliseconds = sorted(float(line.rsplit(",", 1)[1]) for line in lines)
     assert len(milliseconds) == 3
-    assert result.times[problem].hot_ms == milliseconds[1]
-    assert result.times[problem].cold_ms is None
+    [time] = result.times
+    assert (time.problem, time.hot_ms, time.cold_ms) == (problem, milliseconds[1], None)
 
 
 @needs_bf16
@@ -136,7 +130,8 @@ def test_real_logs_of_other_versions_run_again() -> None:
     for file in shared_logs():
         computing = by_kind(read_logs([file]).calls(), *COMPUTING)
         result = replay(computing, threads=2)  # the log's number: torch chooses by it
-        assert len(computing) >= 20 and set(result.times) == set(computing), result.not_replayed
+        assert len(computing) >= 20 and result.not_replayed == []
+        assert [time.problem for time in result.times] == computing
 
 
 def test_problems_that_torch_cannot_run_have_a_reason() -> None:
@@ -153,9 +148,10 @@ def test_problems_that_torch_cannot_run_have_a_reason() -> None:
         f"cpu,convolution,x,forward_training,{image.format('f32')},,alg:x,ic8_ih6oh6": "shape",
     }
     result = replay([parse_v3(line) for line in reasons])
-    assert result.times == {} and len(result.not_replayed) == len(reasons)
+    whys = {item.problem: item.why for item in result.not_replayed}
+    assert result.times == [] and len(whys) == len(reasons)
     for line, reason in reasons.items():
-        assert reason in result.not_replayed[parse_v3(line)]
+        assert reason in whys[parse_v3(line)]
 
 
 class DyingWorker(TorchWorker):
@@ -176,5 +172,6 @@ def test_dead_worker_costs_one_problem(training_log: Path) -> None:
     problems = by_kind(read_logs([training_log]).calls(), "convolution")[:4]
     victim = problems[1]
     result = replay(problems, make_worker=lambda share: DyingWorker(share, victim))
-    assert list(result.not_replayed) == [victim] and "SIGKILL" in result.not_replayed[victim]
-    assert set(result.times) == {*problems} - {victim}
+    [missing] = result.not_replayed
+    assert missing.problem == victim and "SIGKILL" in missing.why
+    assert {time.problem for time in result.times} == {*problems} - {victim}

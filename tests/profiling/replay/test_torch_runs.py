@@ -7,7 +7,13 @@ import torch
 
 from profiling.onednn_log.log import read_logs
 from profiling.replay import torch_runs
-from profiling.replay.torch_runs import LEAST_RUNS, WARM_UP, WITHOUT_KNOWN_CACHES, flusher, measure
+from profiling.replay.torch_runs import (
+    FEWEST_RUNS,
+    WARM_UP,
+    WITHOUT_KNOWN_CACHES,
+    flusher,
+    measure,
+)
 
 
 class CountedConvolution:
@@ -42,9 +48,9 @@ def test_each_run_is_a_step_of_the_log_and_warm_up_is_not(tmp_path: Path) -> Non
 
 
 def test_slow_problem_runs_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_runs, "SECONDS", 0.0)
+    monkeypatch.setattr(torch_runs, "LONGEST_SECONDS", 0.0)
     runs = measure(CountedConvolution().run, tmp_path / "log", repeats=50, flush=None)
-    assert runs == {"hot": LEAST_RUNS, "cold": 0}
+    assert runs == {"hot": FEWEST_RUNS, "cold": 0}
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Compa
 
 def replayed(measured: Calls, hot_ms: float) -> Efficiency:
     log = OneDnnLog(executions={LogPosition(): {problem(): measured}})
-    times = {problem(): ReplayTime(hot_ms, None, 3, "brg")}
+    times = [ReplayTime(problem(), hot_ms, None, 3, "brg")]
     replay = Replay("torch", "3.7.1", "", Conditions(2), times)
     return analyze_efficiency(log, replay, peaks=None)
 
@@ -202,7 +202,7 @@ def test_more_time_outside_onednn_than_inside(tmp_path: Path) -> None:
 def test_primitives_created_repeatedly() -> None:
     log = OneDnnLog(creations={problem(): Calls(9, 18.0), problem("reorder"): Calls(1, 2.0)})
     log.creation_states.update({"cache_hit": 5, "cache_miss": 5})
-    steps = Steps(frozenset({(0, 1), (0, 2)}), 1, 50.0, None, None)
+    steps = Steps(frozenset({LogPosition(0, 1), LogPosition(0, 2)}), 1, 50.0, None, None)
     shows = "5 creations (cache_miss) of 2 different"
     # 20 ms in two steps
     check(advice.repeated_creations, [10.0], log=log, steps=steps, wall_ms=50.0, shows=shows)

@@ -3,17 +3,18 @@
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from common.errors import InputError
+from common.files import write_json
 from profiling.__main__ import main
 from profiling.onednn_log.log import read_logs
 from profiling.peaks import save
-from profiling.replay.replay import Conditions, Replay, ReplayTime, save_replay
+from profiling.replay.replay import Conditions, Replay, ReplayTime
 from profiling.report.command import Inputs, find_inputs
 from tests.profiling.onednn_log.example_lines import UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum
@@ -92,8 +93,9 @@ def write_full_run(folder: Path) -> tuple[str | Path, ...]:
     (run / "trace").mkdir()
     example_traces.write(run / "trace" / "rank0.json", *example_traces.STEP)
     problems = read_logs([log]).calls()
-    times = {item: ReplayTime(5.0, 6.0, 3, item.implementation) for item in problems}
-    save_replay(Replay("torch", "3.7.1", "", Conditions(2), times), folder / "replay.json")
+    times = [ReplayTime(item, 5.0, 6.0, 3, item.implementation) for item in problems]
+    replay = Replay("torch", "3.7.1", "", Conditions(2), times)
+    write_json(folder / "replay.json", asdict(replay))
     reference = folder / "reference.log"
     reference.write_text(rank_log(0).replace(convolution(45.0, direction="backward_weights"), ""))
     return run, "--replay", folder / "replay.json", "--reference", reference
