@@ -32,7 +32,7 @@ from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
-from profiling.bench.worker_pool import variant_worker
+from profiling.bench.worker_pool import runs_alone
 from profiling.peaks import measure_peaks
 from profiling.studies.rounds import Rounds, Shape, run_rounds
 from profiling.studies.tune.measurements import (
@@ -306,7 +306,7 @@ def metric_seconds(begun: PartialMeasurement) -> float:
     """Estimate the time of COCO's metric on the validation split from a tenth of it. [s]"""
     images = begun.question["evaluated_images"]
     tenth = max(1, images // METRIC_SHARE)
-    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
+    seconds = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
     return seconds * images / tenth
 
 
@@ -332,10 +332,7 @@ def update_seconds(begun: PartialMeasurement) -> float:
         name="optimizer",
         about="optimizer step of compute groups",
         recipe=f"{RECIPES}.optimizer_step",
-        options={
-            "name": config.training.optimizer,
-            "fused": True,
-        },
+        options={"name": config.training.optimizer, "fused": True},
         environment=PINNED | {"OMP_NUM_THREADS": "1"},
     )
     return median_seconds(step, begun, images=1)
@@ -364,12 +361,9 @@ def host_peaks(begun: PartialMeasurement) -> HostPeaks:
 def median_seconds(variant: Variant, begun: PartialMeasurement, *, images: int) -> float:
     """Return the median of some runs, the first of which do not count."""
     size, classes = begun.question["image_size"], begun.question["classes"]
-    worker = variant_worker(variant, Workload(images=images, image_size=size, classes=classes))
-    try:
-        seconds = [worker.run().seconds for _ in range(WARM_UP_RUNS + RUNS)]
-    finally:
-        worker.close()
-    return median(seconds[WARM_UP_RUNS:])
+    workload = Workload(images=images, image_size=size, classes=classes)
+    runs = runs_alone(variant, workload, count=WARM_UP_RUNS + RUNS)
+    return median(run.seconds for run in runs[WARM_UP_RUNS:])
 
 
 def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
