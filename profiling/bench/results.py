@@ -6,7 +6,6 @@ made for, beside its target. `background_load` measures how busy the rest of the
 
 import argparse
 import os
-import resource
 import tempfile
 import time
 from collections import defaultdict
@@ -383,8 +382,7 @@ def _busy_by_others() -> float:
     # The fields after these are guest times, which `user` and `nice` include.
     user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
     busy = (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return busy - sum(os.times()[:4])  # of this process, and of children that were waited for
 
 
 def disturbance(cores: float) -> str:
