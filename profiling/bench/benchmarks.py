@@ -60,8 +60,8 @@ def step_findings(results: Results) -> list[Finding]:
         if name != CEILING:
             ratio = results.slowdown(name)
             what = f"{name}: step time while another process keeps one core busy"
-            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
             most = MOST_BESIDE_LOAD if name == subject else None
+            shown = ratio.shown(" times as long")
             findings.append(Finding(what, ratio.median, shown, at_most=most))
     return findings + (share_findings(results, subject) if names else [])
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from common.charts import Column, Table, table_rows, text_column
-from common.console import make_console, significant
+from common.console import make_console, print_line, significant
 from common.files import write_json
 from common.machine import environment
 from profiling.bench.results import CEILING, CEILING_RECIPE, Finding, Results, disturbance
@@ -213,11 +213,14 @@ def put_out(
 ) -> None:
     """Print the findings, and write them with the benchmark's workload and the environment.
 
-    The targets are left out if they are not given `with_targets`, for this workload.
+    The targets are left out if they are not given `with_targets`, for this workload. Its
+    `cores_busy_otherwise`, where it has them, are remarked on.
     """
     if not with_targets:
         findings = [replace(finding, at_least=None, at_most=None) for finding in findings]
     console = make_console(pipe_width=PIPE_WIDTH)
+    if disturbed := disturbance(workload.get("cores_busy_otherwise", 0.0)):
+        print_line(console, disturbed)
     console.print(findings_table(findings, with_targets=with_targets).for_console())
     if json_file is not None:
         content = {

@@ -210,8 +210,7 @@ def speed_ups(results: Results, pairs: Iterable[tuple[str, str, float | None]]) 
     for name, other, at_least in pairs:
         if name in results.names and other in results.names:
             ratio = results.ratio(name, other)
-            shown = f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})"
-            what = f"{name} against {other}"
+            shown, what = ratio.shown(" times as fast"), f"{name} against {other}"
             findings.append(Finding(what, ratio.median, shown, at_least=at_least))
     return findings
 
