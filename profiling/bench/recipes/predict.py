@@ -19,10 +19,9 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from common.errors import InputError
-from data.annotations import ClassMap
 from data.transforms import normalize
 from profiling.bench.recipes.parts import make_detecting_weights
-from profiling.bench.recipes.step import make_batch, torchvision_model
+from profiling.bench.recipes.step import made_up_state, make_batch, torchvision_model
 from profiling.bench.variant import Prepared, Workload
 from retinanet.detector import Detector
 from retinanet.engine.engines import autocast, torch_forward
@@ -37,7 +36,6 @@ from retinanet.export.program import (
 )
 from retinanet.model.postprocess import Detections
 from retinanet.training.checkpoint import Contents, copies, read_checkpoint, write_checkpoint
-from retinanet.training.convert import converted_state
 from retinanet.training.train_state import MODEL_FILE
 
 Predict: TypeAlias = Callable[[Tensor], list[Detections]]
@@ -64,10 +62,8 @@ def prepare_prediction_files(
     """Write a detector, what it finds in the first picture, and, if asked, its ONNX and INT8."""
     picture = make_pictures(replace(workload, images=1))
     weights = make_detecting_weights(replace(workload, images=1), normalize(picture))
-    numbers = range(workload.classes)
-    classes = ClassMap(tuple(numbers), tuple(map(str, numbers)))
-    state = converted_state(classes, image_size=workload.image_size, resize="square")
-    write_checkpoint(Path(folder, CHECKPOINT), Contents({MODEL_FILE: copies(weights)}, state))
+    contents = Contents({MODEL_FILE: copies(weights)}, made_up_state(workload))
+    write_checkpoint(Path(folder, CHECKPOINT), contents)
     checkpoint = read_checkpoint(Path(folder, CHECKPOINT))
     model = checkpoint.build_model().eval()
     [expected] = detect_batch(model, picture, forward=torch_forward(model, precision="float32"))
