@@ -158,10 +158,7 @@ STEP = Benchmark(
     about="a training step: forward, loss, backward, optimizer",
     rounds=5,
     warm_up=3,
-    uses_onednn=True,
-    beside_load=True,
-    by_threads=True,
-    counts_bytes=True,
+    of_steps=True,
     findings=step_findings,
     variants=(
         torchvisions(

@@ -199,12 +199,12 @@ class BenchOptions:
 
 def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
-    for name, is_given, is_possible in (
-        ("--beside-load", options.beside_load, benchmark.beside_load),
-        ("--threads", options.threads, benchmark.by_threads),
-        ("--share", options.share, benchmark.by_threads),
+    for name, is_given in (
+        ("--beside-load", options.beside_load),
+        ("--threads", options.threads),
+        ("--share", options.share),
     ):
-        if is_given and not is_possible:
+        if is_given and not benchmark.of_steps:
             raise InputError(f"{name}: `bench {benchmark.name}` is not measured so; omit it")
     if options.share and not options.threads:
         options = replace(options, threads=doubling(len(os.sched_getaffinity(0))))

@@ -241,12 +241,10 @@ class Benchmark:
     settling: int = 0
     """Runs at the start of every turn that are not counted: what another variant gave back to the
     kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
-    uses_onednn: bool = False  # Whether the time inside oneDNN's primitives is of interest
-    counts_bytes: bool = False
-    """Whether the bytes that its operators move are counted, in a run of its own."""
-    beside_load: bool = False
-    """Whether it can also be measured beside a process that keeps one core busy."""
-    by_threads: bool = False  # Whether it can be measured with several numbers of threads
+    of_steps: bool = False
+    """Whether its runs are training steps: the time inside oneDNN's primitives and the bytes that
+    operators move are measured too, and, if asked for, steps beside a process that keeps one core
+    busy or with several numbers of threads."""
 
 
 @contextmanager
@@ -322,10 +320,10 @@ def measure(
             return {variant.name: pool.worker(variant).ask(question)[question] for variant in to}
 
         # Last of all: what watches a run also slows it down.
-        onednn = variants if benchmark.uses_onednn else ()
-        convolving = [variant for variant in onednn if variant.recipe not in LIMITS]
-        primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
-        moved = answers("bytes", convolving if benchmark.counts_bytes else ())
+        steps = [each for each in variants if benchmark.of_steps and each.recipe not in LIMITS]
+        primitives = {variant.name: profiled(pool.worker(variant)) for variant in steps}
+        # The same bytes are moved by any number of threads.
+        moved = answers("bytes", [variant for variant in steps if variant.share is None])
         with_operators = [each for each in variants if where and each.recipe != MACHINE_RECIPE]
         operators = answers("operators", with_operators)
     return Results(

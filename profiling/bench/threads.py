@@ -168,8 +168,7 @@ def measure_by_threads(
     with progress(console, "finding physical cores, rounds", total=None) as advance:
         cores = find_cores(threads=max(threads), advance=advance)
     results = measure(
-        # The same bytes are moved by any number of threads.
-        replace(benchmark, counts_bytes=False),
+        benchmark,
         variants_by_threads(contestants, threads, cores),
         workload,
         rounds,
