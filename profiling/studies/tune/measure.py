@@ -10,7 +10,7 @@ hosts is measured by exchanges of gradients between a rank on each, by the train
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges
+from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges, wire_bytes
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
@@ -70,9 +70,12 @@ MEMORY_SHARE = 0.9  # Share of the free memory that ranks may be estimated to ta
 
 @dataclass(frozen=True)
 class TrainedData:
-    """A data set as `--data` names it, the configuration that trains on it, and its images."""
+    """A data set as `--data` names it, the configuration that trains on it, and its images.
 
-    name: str
+    Fields are those of `Measurements`.
+    """
+
+    data: str
     config: str
     images: int
     evaluated_images: int
@@ -104,30 +107,14 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         return TrainedData(name, name, images, len(data.validation), classes)
 
 
-def facts(
-    data: TrainedData, overrides: Sequence[str], *, cores: int, sockets: int
-) -> dict[str, Any]:
-    """Return the fields of `Measurements` that need no measurement, as JSON has them."""
-    from retinanet.memory import model_bytes  # noqa: PLC0415
-
-    config = load_config(data.config, overrides)
-    sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+def facts(config: Config) -> dict[str, Any]:
+    """Return the settings that are fields of `Measurements`."""
     return {
-        "cores": cores,
-        "sockets": sockets,
-        "data": data.name,
-        "config": data.config,
-        "overrides": list(overrides),
-        "images": data.images,
-        "evaluated_images": data.evaluated_images,
         "batch_size": config.training.batch_size,
         "every": config.evaluation.every,
         "image_size": side_of_square(config.data, who="the planner"),
-        "classes": data.classes,
         "precision": config.engine.precision,
         "compress": config.distributed.compress,
-        # Gradients are float32, or half as large when sent in BF16.
-        "gradient_bytes": sizes.trained // (2 if config.distributed.compress == "bf16" else 1),
         "comm_cores": config.launch.comm_cores,
     }
 
@@ -165,15 +152,24 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> PartialMe
             "memory: too little for one image per rank; give a smaller data.image_size"
         )
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
-    question = facts(data, overrides, cores=count_cores(sockets), sockets=len(sockets))
-    # Without a data set, jobs measure on synthetic data.
-    jobs = [*overrides, *synthetic_data(config, classes=classes)]
+    # Gradients are float32, or half as large when sent in BF16.
+    gradient_bytes = sizes.trained * wire_bytes(config.distributed.compress) // wire_bytes("none")
     return PartialMeasurement(
-        command=shlex.join((*command_words("launch"), "tune", "--data", data.name, *overrides)),
+        command=shlex.join((*command_words("launch"), "tune", "--data", data.data, *overrides)),
         environment=environment(),
-        data=data.name,
+        data=data.data,
         overrides=tuple(overrides),
-        question=question | {"rounds": ROUNDS, "jobs": jobs},
+        question={
+            **asdict(data),
+            **facts(config),
+            "cores": count_cores(sockets),
+            "sockets": len(sockets),
+            "overrides": list(overrides),
+            "gradient_bytes": gradient_bytes,
+            "rounds": ROUNDS,
+            # Without a data set, jobs measure on synthetic data.
+            "jobs": [*overrides, *synthetic_data(config, classes=classes)],
+        },
         measured=tuple(filter(fits, with_batches(chosen, configured=configured))),
         shapes=shapes,
     )

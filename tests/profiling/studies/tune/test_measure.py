@@ -119,7 +119,7 @@ def test_custom_data_has_its_images_and_classes(tmp_path: Path) -> None:
     overrides = custom_data(tmp_path)
     data = trained_data("coco.yaml", overrides, console=QUIET)
     assert data == TrainedData(
-        name="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
+        data="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
     )
     assert synthetic_data(load_config("coco.yaml", overrides), classes=2) == ()
 
@@ -214,7 +214,7 @@ def test_disturbed_peak_is_an_error_that_names_the_other_work(
 
 def demo_plan(*overrides: str) -> PartialMeasurement:
     data = TrainedData(
-        name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
+        data="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )
     return what_to_measure(data, overrides=overrides)
 
