@@ -12,7 +12,7 @@ from profiling.__main__ import main
 from profiling.bench import jobs
 from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
 from profiling.bench.jobs import batch_split_findings, batch_split_table, waiting_table
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.rank_steps import rank_steps
 
@@ -177,21 +177,3 @@ def test_error_of_a_rank_is_one_line(
     assert run_command(main) == 2
     [line] = capfd.readouterr().err.splitlines()  # the rank's own stderr
     assert line.startswith("error: data.root: ") and "is not a folder" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["sizes", "training.batch_size=0"], "training.batch_size: "),
-        (["waiting", "--ranks", "4096"], "--ranks: 4096"),
-        (["waiting", "--workers", "x"], "--workers: expected numbers such as 0,1, found 'x'"),
-        (["waiting", "data.nothing=1"], "data.nothing: no such field"),
-        (["waiting", "--json", "README.md"], "README.md: exists"),
-        (["batch-split", "distributed.batch_split=speed"], "distributed.batch_split: set by"),
-        (["batch-split", "launch.threads=4096"], "core"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    run_here: RunHere, arguments: list[str], expected: str
-) -> None:
-    assert expected in error_line(run_here(main, "bench", *arguments))
