@@ -40,14 +40,13 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
     read_measurements,
-    write_measurements,
 )
 from profiling.studies.tune.model import fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts
-from tests.profiling.studies.tune.samples import NETWORK, measurements
+from tests.profiling.studies.tune.samples import NETWORK
 from tests.support.commands import RunHere, run_program
 from tests.support.fast_precision import FAST_PRECISION
 
@@ -222,13 +221,6 @@ def demo_plan(*overrides: str) -> PartialMeasurement:
 @pytest.mark.exhaustive
 def test_evaluation_uses_the_configured_model() -> None:
     assert 0 < evaluation_seconds(demo_plan("model.norm=batch", *SMALL)) < 60
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    file = tmp_path / "plan.json"
-    write_measurements(file, measurements())
-    return file
 
 
 def tune_on_left(hosts: TwoHosts, plan: Path, *arguments: str) -> Ended:
