@@ -56,8 +56,8 @@ def step_findings(results: Results) -> list[Finding]:
         # Without duplicates: torch-onednn may itself be the subject.
         compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
         findings += ceiling_findings(results, compared)
-    for name in results.loaded_runs:
-        if name != CEILING:
+    for name in names:
+        if name in results.loaded_runs:
             ratio = results.slowdown(name)
             what = f"{name}: step time while another process keeps one core busy"
             most = MOST_BESIDE_LOAD if name == subject else None

@@ -105,13 +105,7 @@ class Results:
     @property
     def without_counterparts(self) -> Self:
         """Return the results of the variants that are compared with each other."""
-        here = [variant for variant in self.variants if variant.counterpart is None]
-        loaded = {
-            variant.name: self.loaded_runs[variant.name]
-            for variant in here
-            if variant.name in self.loaded_runs
-        }
-        return replace(self, variants=here, loaded_runs=loaded)
+        return replace(self, variants=[each for each in self.variants if each.counterpart is None])
 
     @property
     def torch_versions(self) -> dict[str, str]:
