@@ -58,7 +58,7 @@ SMALL = (
 )
 SHAPES = [Shape(ranks=ranks, threads=1, batch_size=1) for ranks in (1, 2)]
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
-LIMIT, BYTES_PER_SECOND = "400mbit", 50e6
+LIMIT, BYTES_PER_SECOND = "800mbit", 100e6
 
 
 def host(sockets: int, cores: int) -> Sequence[Socket]:
