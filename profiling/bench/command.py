@@ -32,6 +32,7 @@ from profiling.bench.interpreters import (
     interpreter_with_ipex,
     this_interpreter,
 )
+from profiling.bench.job import doubling
 from profiling.bench.jobs import JOB_BENCHMARKS
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import LIMITS, Benchmark, measure, with_files
@@ -303,11 +304,6 @@ def bench_threads(
         advice = f"not for the leaderboard: {fault}" if fault else "look at it, and publish it"
         console.print(f"{options.share}: {advice}; docs/leaderboard.md", soft_wrap=True)
     return FINISHED
-
-
-def doubling(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4 and so on below a number, and that number."""
-    return (*(2**power for power in range((most - 1).bit_length())), most)
 
 
 def usable(

@@ -167,6 +167,11 @@ class Exchanges:
         return f"measured over {self.hosts} hosts, {self.way}: {self.reason}"
 
 
+def doubling(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 and so on below a number of threads or ranks, and that number."""
+    return (*(2**power for power in range((most - 1).bit_length())), most)
+
+
 def wire_bytes(compress: str) -> int:
     """Return the bytes of a gradient as it is sent, by the value of `distributed.compress`."""
     return 2 if compress == "bf16" else 4

@@ -28,7 +28,13 @@ from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges, wire_bytes
+from profiling.bench.job import (
+    JobFailedError,
+    MeasuredJob,
+    doubling,
+    measure_exchanges,
+    wire_bytes,
+)
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
@@ -42,7 +48,7 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import StepTime, rank_counts
+from profiling.studies.tune.model import StepTime
 from retinanet.config import Config
 from retinanet.config_file import load_config, side_of_square
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -387,7 +393,7 @@ def measure_between(hosts: tuple[str, ...], *, config: Config, mpirun: Mpirun) -
         InputError: Ranks could not be started on all of them, or share a host.
     """
     results = []
-    for count in rank_counts(len(hosts)):
+    for count in doubling(len(hosts))[1:]:
         names = ",".join(hosts[:count])
         on_hosts = tuple((host, 1) for host in hosts[:count])
         try:

@@ -10,7 +10,7 @@ import pytest
 from common.cli import run_command
 from profiling.__main__ import main
 from profiling.bench import jobs
-from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
+from profiling.bench.job import MeasuredJob, RankSteps
 from profiling.bench.jobs import batch_split_findings, batch_split_table, waiting_table
 from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
@@ -133,19 +133,6 @@ def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
     content = json.loads(file.read_text())
     assert [list(each) for each in content["workload"]["rounds"]] == [list(ROUND)] * 2
     assert content["workload"]["busy_cpus"] == [1] and len(content["findings"]) == 4
-
-
-@pytest.mark.parametrize("benchmark", ["sizes", "waiting", "batch-split"])
-def test_failed_job_gives_its_exit_status(
-    run_here: RunHere, benchmark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise JobFailedError(7)
-
-    monkeypatch.setattr(jobs, "measure_ranks", fail)
-    monkeypatch.setattr(jobs, "cpus_of_last_rank", lambda settings: ())
-    options = ["--ranks", "1"] if benchmark == "waiting" else []
-    assert run_here(main, "bench", benchmark, *options, *SMALL).returncode == 7
 
 
 @pytest.mark.whole_machine

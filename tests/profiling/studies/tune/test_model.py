@@ -16,7 +16,6 @@ from profiling.studies.tune.model import (
     fit_step_time,
     fitted_to,
     held_out,
-    rank_counts,
 )
 from retinanet.mlperf.rules import NEWEST, expectation, reference_points
 
@@ -87,13 +86,6 @@ def test_all_reduce_is_a_ring(
 ) -> None:
     network = Network(latency=latency, bandwidth=bandwidth, source="")
     assert network.all_reduce_seconds(size, ranks=ranks) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("most", "counts"), [(2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 7]), (8, [2, 4, 8])]
-)
-def test_rank_counts_double_up_to_the_most(most: int, counts: list[int]) -> None:
-    assert rank_counts(most) == counts
 
 
 @pytest.mark.parametrize(
