@@ -56,12 +56,12 @@ def step_findings(results: Results) -> list[Finding]:
         # Without duplicates: torch-onednn may itself be the subject.
         compared = [name for name in dict.fromkeys((subject, ONEDNN_ALONE)) if name in names]
         findings += ceiling_findings(results, compared)
-    for name in results.loaded_runs:
-        if name != CEILING:
+    for name in names:
+        if name in results.loaded_runs:
             ratio = results.slowdown(name)
             what = f"{name}: step time while another process keeps one core busy"
-            shown = f"{ratio.median:.2f} times as long ({ratio.lowest:.2f}–{ratio.highest:.2f})"
             most = MOST_BESIDE_LOAD if name == subject else None
+            shown = ratio.shown(" times as long")
             findings.append(Finding(what, ratio.median, shown, at_most=most))
     return findings + (share_findings(results, subject) if names else [])
 
@@ -158,10 +158,7 @@ STEP = Benchmark(
     about="a training step: forward, loss, backward, optimizer",
     rounds=5,
     warm_up=3,
-    uses_onednn=True,
-    beside_load=True,
-    by_threads=True,
-    counts_bytes=True,
+    of_steps=True,
     findings=step_findings,
     variants=(
         torchvisions(

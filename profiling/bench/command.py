@@ -32,6 +32,7 @@ from profiling.bench.interpreters import (
     interpreter_with_ipex,
     this_interpreter,
 )
+from profiling.bench.job import doubling
 from profiling.bench.jobs import JOB_BENCHMARKS
 from profiling.bench.report import as_json, print_results
 from profiling.bench.results import LIMITS, Benchmark, measure, with_files
@@ -199,12 +200,12 @@ class BenchOptions:
 
 def bench_command(benchmark: Benchmark, options: BenchOptions) -> int:
     """Run a benchmark, print it and write it; return the exit code."""
-    for name, is_given, is_possible in (
-        ("--beside-load", options.beside_load, benchmark.beside_load),
-        ("--threads", options.threads, benchmark.by_threads),
-        ("--share", options.share, benchmark.by_threads),
+    for name, is_given in (
+        ("--beside-load", options.beside_load),
+        ("--threads", options.threads),
+        ("--share", options.share),
     ):
-        if is_given and not is_possible:
+        if is_given and not benchmark.of_steps:
             raise InputError(f"{name}: `bench {benchmark.name}` is not measured so; omit it")
     if options.share and not options.threads:
         options = replace(options, threads=doubling(len(os.sched_getaffinity(0))))
@@ -303,11 +304,6 @@ def bench_threads(
         advice = f"not for the leaderboard: {fault}" if fault else "look at it, and publish it"
         console.print(f"{options.share}: {advice}; docs/leaderboard.md", soft_wrap=True)
     return FINISHED
-
-
-def doubling(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4 and so on below a number, and that number."""
-    return (*(2**power for power in range((most - 1).bit_length())), most)
 
 
 def usable(

@@ -23,12 +23,13 @@ MODULE = "profiling.bench.measured_rank"  # The program of each rank
 MARK = "measured-rank "  # Begins the lines for `run_ranks`, among what else mpirun passes on
 
 
-class JobFailedError(Exception):
-    """A job failed; its ranks have printed the reason to stderr."""
+class JobFailedError(SystemExit):
+    """A job failed; it ends the command with its status, as its ranks have printed the reason."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit status {code}")
-        self.code = code
+    code: int
+
+    def __str__(self) -> str:
+        return f"exit status {self.code}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,11 @@ class Exchanges:
         return f"measured over {self.hosts} hosts, {self.way}: {self.reason}"
 
 
+def doubling(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 and so on below a number of threads or ranks, and that number."""
+    return (*(2**power for power in range((most - 1).bit_length())), most)
+
+
 def wire_bytes(compress: str) -> int:
     """Return the bytes of a gradient as it is sent, by the value of `distributed.compress`."""
     return 2 if compress == "bf16" else 4
@@ -178,13 +184,11 @@ def measure_exchanges(
     config: Config,
     mpirun: Mpirun,
     hosts: Hosts = (),
-    print_line: Callable[[str], None] = print,
 ) -> Exchanges:
     """Time exchanges of gradients of `sizes` bytes, as they are sent, by the way of a training.
 
     There are at least two ranks, all on this host if no hosts are given (see `mpirun_command`).
-    `config` is that of the training; `print_line` is called with each other line that the ranks
-    print.
+    `config` is that of the training. Other lines of the ranks are printed.
 
     Raises:
         JobFailedError: A rank failed; it has printed the reason.
@@ -205,7 +209,7 @@ def measure_exchanges(
         scenes=Path(),
         exchanges=tuple(size // sent for size in sizes),
     )
-    measured = run_ranks(job, mpirun=mpirun, print_line=print_line)
+    measured = run_ranks(job, mpirun=mpirun, print_line=print)
     times = tuple(
         # JSON turns the numbers of gradients, which are keys, into text.
         ExchangeTime(ranks=ranks, size=sent * int(gradients), seconds=seconds)

@@ -8,26 +8,27 @@
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from common.charts import Column, Table, text_column
 from common.cli import positive
-from common.console import make_console, progress
+from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError
 from common.options import included, json_option, option, overrides_argument
 from data.annotations import ImageSize, as_setting, count_pixels, shown_size
 from launch.limits import read_allowance
 from launch.mpirun import choose_mpirun
 from launch.topology import read_topology
-from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps, measure_ranks, per_step
+from profiling.bench.job import MeasuredJob, RankSteps, measure_ranks, per_step
 from profiling.bench.report import put_out
-from profiling.bench.results import Finding, background_load, disturbance
+from profiling.bench.results import Finding, background_load
+from profiling.bench.variant import Ratio
 from profiling.bench.worker_pool import busy_cores
 from retinanet.config import Config
 from retinanet.config_file import load_config
@@ -35,6 +36,7 @@ from retinanet.config_types import image_size_of
 from retinanet.placement import configured_plan
 
 Job = list[RankSteps]  # The steps of all ranks of a job
+Name = TypeVar("Name")  # That of a job among those that run in turn
 LARGEST_SHARE = 0.01
 WAITING_WARM_UP = 3
 
@@ -54,24 +56,60 @@ class TrainedSteps:
     config: str = option("as for train", default="demo.yaml", metavar="NAME")
     overrides: list[str] = overrides_argument()
 
-
-def run_job(template: MeasuredJob, override: str, title: str) -> Job:
-    """Run a job with one more override, and show its progress under a title."""
-    job = replace(template, overrides=(*template.overrides, override))
-    console, mpirun = make_console(), choose_mpirun(None)
-    with progress(console, f"{title}; steps", total=job.all_steps) as advance:
-        return measure_ranks(
-            job,
-            mpirun=mpirun,
-            advance=lambda step: advance(step, ""),
-            print_line=partial(console.print, markup=False, soft_wrap=True),
+    def job(self, *, ranks: int, warm_up: int, steps: int) -> MeasuredJob:
+        """Return the job that trains them, each step with its exchange."""
+        return MeasuredJob(
+            ranks=ranks,
+            config=self.config,
+            overrides=tuple(self.overrides),
+            warm_up=warm_up,
+            steps=steps,
+            alternate=False,
+            scenes=Path(),
         )
+
+
+def run_jobs(
+    job: MeasuredJob,
+    settings: Mapping[Name, str],
+    *,
+    rounds: int = 1,
+    beside: Callable[[Name], AbstractContextManager[None]] = lambda name: nullcontext(),
+) -> tuple[list[dict[Name, Job]], float]:
+    """Run a job with each of the settings in turn, `beside` what is to disturb it.
+
+    Returns the ranks' steps by round and name, and the cores that other work kept busy. All jobs
+    share a folder: synthetic images are drawn by the first one only.
+
+    Raises:
+        JobFailedError: A job failed; its ranks have printed the reason.
+    """
+    console, mpirun = make_console(), choose_mpirun(None)
+    measured: list[dict[Name, Job]] = []
+    with (
+        background_load() as others,
+        tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder,
+    ):
+        for number in range(1, rounds + 1):
+            measured.append({})
+            for name, setting in settings.items():
+                overrides = (*job.overrides, setting)
+                its_job = replace(job, overrides=overrides, scenes=Path(folder, "scenes"))
+                title = f"round {number} of {rounds}, {setting}; steps"
+                with beside(name), progress(console, title, total=job.all_steps) as advance:
+                    measured[-1][name] = measure_ranks(
+                        its_job,
+                        mpirun=mpirun,
+                        advance=lambda step: advance(step, ""),
+                        print_line=partial(print_line, console),
+                    )
+    return measured, others.cores
 
 
 def over_rounds(what: str, values: list[float], *, at_least: float | None = None) -> Finding:
     """Return the median of values of all rounds, with their range."""
-    shown = f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-    return Finding(what, median(values), shown, at_least=at_least)
+    ratio = Ratio.of(values)
+    return Finding(what, ratio.median, ratio.shown(), at_least=at_least)
 
 
 def steps_option(*, warm_up: int, default: int) -> Any:
@@ -118,34 +156,12 @@ def sizes_command(options: SizesOptions) -> int:
     settings = {size: f"data.image_size={as_setting(size)}" for size in options.sizes}
     for setting in settings.values():
         load_config(config, [*overrides, setting])
-    rates: dict[ImageSize, list[float]] = {size: [] for size in options.sizes}
-    try:
-        with (
-            background_load() as others,
-            tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder,
-        ):
-            template = MeasuredJob(
-                ranks=1,
-                config=config,
-                overrides=tuple(overrides),
-                warm_up=SIZES_WARM_UP,
-                steps=options.steps,
-                alternate=False,
-                scenes=Path(folder, "scenes"),
-            )
-            for number in range(1, options.rounds + 1):
-                for size, setting in settings.items():
-                    title = f"round {number} of {options.rounds}, {shown_size(size)}"
-                    [rank] = run_job(template, setting, title)
-                    rates[size].append(rank.images * options.steps / sum(rank.seconds))
-    except JobFailedError as error:
-        return error.code
-    console = make_console()
+    job = options.trained.job(ranks=1, warm_up=SIZES_WARM_UP, steps=options.steps)
+    rounds, load = run_jobs(job, settings, rounds=options.rounds)
+    rates = {size: [one_rank_throughput(jobs[size]) for jobs in rounds] for size in settings}
     columns = (text_column("size"), Column("pixels", ",.0f"), Column("images/s (median)", ".3f"))
     rows = [(shown_size(size), count_pixels(size), median(rates[size])) for size in rates]
-    console.print(Table("", columns, rows).for_console())
-    if disturbance(others.cores):
-        console.print(disturbance(others.cores), soft_wrap=True)
+    make_console().print(Table("", columns, rows).for_console())
     first, *rest = options.sizes
     findings = [
         over_rounds(
@@ -159,12 +175,18 @@ def sizes_command(options: SizesOptions) -> int:
         "sizes": [as_setting(size) for size in options.sizes],
         "steps": options.steps,
         "images_per_second": {as_setting(size): rates[size] for size in options.sizes},
-        "cores_busy_otherwise": others.cores,
+        "cores_busy_otherwise": load,
     }
     # The target is for rectangles with three quarters of the pixels, as most photos have.
     standard = options.sizes == (640, (480, 640))
     put_out(findings, "sizes", workload, with_targets=standard, json_file=options.json)
     return FINISHED
+
+
+def one_rank_throughput(job: Job) -> float:
+    """Return the throughput over all steps of a job of one rank. [images/s]"""
+    [rank] = job
+    return rank.images * len(rank.seconds) / sum(rank.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,33 +215,13 @@ def waiting_command(options: WaitingOptions) -> int:
         raise InputError(
             f"--ranks: {ranks} ranks need {ranks} cores, {cores} are available; give fewer"
         )
-    try:
-        # All jobs share the folder: synthetic images are generated by the first one only.
-        with tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder:
-            template = MeasuredJob(
-                ranks=ranks,
-                config=config,
-                overrides=tuple(overrides),
-                warm_up=WAITING_WARM_UP,
-                steps=steps,
-                alternate=False,
-                scenes=Path(folder, "scenes"),
-            )
-            runs = {
-                count: run_job(
-                    template,
-                    f"data.workers={count}",
-                    f"{count} data-loading workers per rank, {ranks} ranks",
-                )
-                for count in map(int, counts)
-            }
-    except JobFailedError as error:
-        return error.code
+    job = options.trained.job(ranks=ranks, warm_up=WAITING_WARM_UP, steps=steps)
+    [runs], _ = run_jobs(job, {count: f"data.workers={count}" for count in map(int, counts)})
     make_console().print(waiting_table(runs).for_console())
     findings = []
-    for count, job in runs.items():
+    for count, measured in runs.items():
         # The target holds for every rank, so the longest wait counts.
-        share = max(map(waiting_share, job))
+        share = max(map(waiting_share, measured))
         what = f"waiting for data, share of a step, {count} data-loading workers per rank"
         findings.append(Finding(what, share, f"{share:.4f}", at_most=LARGEST_SHARE))
     image_size = settings.data.image_size
@@ -228,7 +230,7 @@ def waiting_command(options: WaitingOptions) -> int:
         "batch_size": settings.training.batch_size,
         "ranks": ranks,
         "steps": steps,
-        "runs": {str(count): list(map(asdict, job)) for count, job in runs.items()},
+        "runs": {str(count): list(map(asdict, measured)) for count, measured in runs.items()},
     }
     standard = image_size == 800 and ranks == 2
     put_out(findings, "waiting", workload, with_targets=standard, json_file=options.json)
@@ -296,15 +298,14 @@ def batch_split_command(options: BatchSplitOptions) -> int:
     overrides = (*DEFAULTS, *given)
     settings = load_config(config, overrides)
     cpus = cpus_of_last_rank(settings)
-    try:
-        with background_load() as others:
-            measured = batch_split_rounds(options, overrides, cpus)
-    except JobFailedError as error:
-        return error.code
-    console = make_console()
-    console.print(batch_split_table(measured).for_console())
-    if disturbance(others.cores):
-        console.print(disturbance(others.cores), soft_wrap=True)
+    job = options.trained.job(ranks=RANKS, warm_up=BATCH_SPLIT_WARM_UP, steps=steps)
+    measured, load = run_jobs(
+        replace(job, overrides=overrides, alternate=True),
+        {name: f"distributed.batch_split={split}" for name, split in JOBS.items()},
+        rounds=options.rounds,
+        beside=lambda name: nullcontext() if name == "undisturbed" else busy_cores(cpus),
+    )
+    make_console().print(batch_split_table(measured).for_console())
     image_size, batch_size = settings.data.image_size, settings.training.batch_size
     rounds_json = [
         {name: list(map(asdict, job)) for name, job in jobs.items()} for jobs in measured
@@ -314,7 +315,7 @@ def batch_split_command(options: BatchSplitOptions) -> int:
         "batch_size": batch_size,
         "steps": steps,
         "busy_cpus": list(cpus),
-        "cores_busy_otherwise": others.cores,
+        "cores_busy_otherwise": load,
         "rounds": rounds_json,
     }
     standard, findings = (image_size, batch_size) == STANDARD, batch_split_findings(measured)
@@ -338,31 +339,6 @@ def cpus_of_last_rank(settings: Config) -> tuple[int, ...]:
         hosts=((socket.gethostname(), RANKS),),
     )
     return plan.hosts[0].ranks[-1].share.cpus
-
-
-def batch_split_rounds(
-    options: BatchSplitOptions, overrides: Sequence[str], cpus: Sequence[int]
-) -> list[Round]:
-    """Run all jobs in turn for a number of rounds; rank 1 computes on `cpus`."""
-    measured = []
-    with tempfile.TemporaryDirectory(prefix="jobs-benchmark-") as folder:
-        template = MeasuredJob(
-            ranks=RANKS,
-            config=options.trained.config,
-            overrides=tuple(overrides),
-            warm_up=BATCH_SPLIT_WARM_UP,
-            steps=options.steps,
-            alternate=True,
-            scenes=Path(folder, "scenes"),
-        )
-        for number in range(1, options.rounds + 1):
-            jobs = {}
-            for name, split in JOBS.items():
-                with nullcontext() if name == "undisturbed" else busy_cores(cpus):
-                    title = f"round {number} of {options.rounds}, {name}"
-                    jobs[name] = run_job(template, f"distributed.batch_split={split}", title)
-            measured.append(jobs)
-    return measured
 
 
 def throughput(job: Job) -> float:

@@ -5,13 +5,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common.charts import Column, Table, table_rows, text_column
-from common.console import make_console, significant
+from common.console import make_console, print_line, significant
 from common.files import write_json
 from common.machine import environment
 from profiling.bench.results import CEILING, CEILING_RECIPE, Finding, Results, disturbance
@@ -21,6 +22,7 @@ MOST_MOVING = 20  # Operators in the table of bytes
 OPERATORS_SHOWN = 20
 """Operators in the table of where the time goes, the costliest; the JSON file has all."""
 PIPE_WIDTH = 140  # A pipe gets room for whole lines
+three_digits = partial(significant, digits=3)
 
 VARIANT_COLUMNS = (
     *map(text_column, ("contestant", "torch", "allocator")),
@@ -213,11 +215,14 @@ def put_out(
 ) -> None:
     """Print the findings, and write them with the benchmark's workload and the environment.
 
-    The targets are left out if they are not given `with_targets`, for this workload.
+    The targets are left out if they are not given `with_targets`, for this workload. Its
+    `cores_busy_otherwise`, where it has them, are remarked on.
     """
     if not with_targets:
         findings = [replace(finding, at_least=None, at_most=None) for finding in findings]
     console = make_console(pipe_width=PIPE_WIDTH)
+    if disturbed := disturbance(workload.get("cores_busy_otherwise", 0.0)):
+        print_line(console, disturbed)
     console.print(findings_table(findings, with_targets=with_targets).for_console())
     if json_file is not None:
         content = {

@@ -6,7 +6,6 @@ made for, beside its target. `background_load` measures how busy the rest of the
 
 import argparse
 import os
-import resource
 import tempfile
 import time
 from collections import defaultdict
@@ -106,13 +105,7 @@ class Results:
     @property
     def without_counterparts(self) -> Self:
         """Return the results of the variants that are compared with each other."""
-        here = [variant for variant in self.variants if variant.counterpart is None]
-        loaded = {
-            variant.name: self.loaded_runs[variant.name]
-            for variant in here
-            if variant.name in self.loaded_runs
-        }
-        return replace(self, variants=here, loaded_runs=loaded)
+        return replace(self, variants=[each for each in self.variants if each.counterpart is None])
 
     @property
     def torch_versions(self) -> dict[str, str]:
@@ -211,8 +204,7 @@ def speed_ups(results: Results, pairs: Iterable[tuple[str, str, float | None]]) 
     for name, other, at_least in pairs:
         if name in results.names and other in results.names:
             ratio = results.ratio(name, other)
-            shown = f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})"
-            what = f"{name} against {other}"
+            shown, what = ratio.shown(" times as fast"), f"{name} against {other}"
             findings.append(Finding(what, ratio.median, shown, at_least=at_least))
     return findings
 
@@ -243,12 +235,10 @@ class Benchmark:
     settling: int = 0
     """Runs at the start of every turn that are not counted: what another variant gave back to the
     kernel before disturbs the first one, by 0.1 s where it was gigabytes."""
-    uses_onednn: bool = False  # Whether the time inside oneDNN's primitives is of interest
-    counts_bytes: bool = False
-    """Whether the bytes that its operators move are counted, in a run of its own."""
-    beside_load: bool = False
-    """Whether it can also be measured beside a process that keeps one core busy."""
-    by_threads: bool = False  # Whether it can be measured with several numbers of threads
+    of_steps: bool = False
+    """Whether its runs are training steps: the time inside oneDNN's primitives and the bytes that
+    operators move are measured too, and, if asked for, steps beside a process that keeps one core
+    busy or with several numbers of threads."""
 
 
 @contextmanager
@@ -324,10 +314,10 @@ def measure(
             return {variant.name: pool.worker(variant).ask(question)[question] for variant in to}
 
         # Last of all: what watches a run also slows it down.
-        onednn = variants if benchmark.uses_onednn else ()
-        convolving = [variant for variant in onednn if variant.recipe not in LIMITS]
-        primitives = {variant.name: profiled(pool.worker(variant)) for variant in convolving}
-        moved = answers("bytes", convolving if benchmark.counts_bytes else ())
+        steps = [each for each in variants if benchmark.of_steps and each.recipe not in LIMITS]
+        primitives = {variant.name: profiled(pool.worker(variant)) for variant in steps}
+        # The same bytes are moved by any number of threads.
+        moved = answers("bytes", [variant for variant in steps if variant.share is None])
         with_operators = [each for each in variants if where and each.recipe != MACHINE_RECIPE]
         operators = answers("operators", with_operators)
     return Results(
@@ -383,8 +373,7 @@ def _busy_by_others() -> float:
     # The fields after these are guest times, which `user` and `nice` include.
     user, nice, system, _idle, _wait, interrupts, soft, stolen = map(int, first_line.split()[1:9])
     busy = (user + nice + system + interrupts + soft + stolen) / TICKS_PER_SECOND
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return busy - sum(os.times()[:4])  # of this process, and of children that were waited for
 
 
 def disturbance(cores: float) -> str:

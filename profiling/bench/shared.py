@@ -7,7 +7,6 @@ no name of a host or user, no path, kernel or time of day.
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -30,7 +29,7 @@ from common.machine import (
 from common.options import argument, option
 from common.program import DISTRIBUTION
 from common.stored import read_stored
-from profiling.bench.report import PIPE_WIDTH
+from profiling.bench.report import PIPE_WIDTH, three_digits
 from profiling.bench.threads import ByThreads, named
 
 Count = Annotated[int, Field(gt=0)]
@@ -188,7 +187,6 @@ def inconsistencies(shared: Shared) -> Iterator[str]:
         yield f"cores_busy_otherwise: {busy}; only an idle machine compares"
 
 
-three_digits = partial(significant, digits=3)
 COLUMNS = (
     text_column("processor"),
     text_column("BF16 by"),

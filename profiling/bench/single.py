@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from common.cli import positive
-from common.console import MEGABYTE, make_console, print_line, progress, significant
+from common.console import MEGABYTE, make_console, print_line, progress
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
 from common.options import json_option, option
 from common.program import module_command, module_environment
 from profiling.bench.generated import write_annotations, write_log
-from profiling.bench.report import put_out
+from profiling.bench.report import put_out, three_digits
 from profiling.bench.results import RECIPES, Finding
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import runs_alone
@@ -187,8 +187,7 @@ def bench_index(options: IndexOptions) -> int:
         openings = open_by_ranks(source, ranks)
 
     def finding(what: str, value: float, unit: str, *, at_most: float | None) -> Finding:
-        shown = f"{significant(value, 3)} {unit}" if value < 100 else f"{value:,.0f} {unit}"
-        return Finding(what, value, shown, at_most=at_most)
+        return Finding(what, value, f"{three_digits(value)} {unit}", at_most=at_most)
 
     slowest, private, with_order = map(max, zip(*openings, strict=True))
     findings = [

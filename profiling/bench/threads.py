@@ -7,7 +7,6 @@ on the same CPUs what bounds a step: matrix products, and a copy in memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from common.console import make_console, print_line, progress, significant
 from common.machine import processor_name
 from common.wording import counted
 from profiling.bench.physical_cores import Cores, find_cores
-from profiling.bench.report import PIPE_WIDTH, as_json, where_table
+from profiling.bench.report import PIPE_WIDTH, as_json, three_digits, where_table
 from profiling.bench.results import MACHINE_RECIPE, Benchmark, Results, disturbance, measure
 from profiling.bench.variant import Variant, Workload
 
@@ -25,7 +24,6 @@ MACHINE = "machine"
 RATES = {"float32": "product in float32", "bf16": "product in BF16", "copy": "copy in memory"}
 """The details of the machine's runs."""
 
-three_digits = partial(significant, digits=3)
 STEP_COLUMNS = (
     text_column("contestant"),
     Column("threads"),
@@ -170,8 +168,7 @@ def measure_by_threads(
     with progress(console, "finding physical cores, rounds", total=None) as advance:
         cores = find_cores(threads=max(threads), advance=advance)
     results = measure(
-        # The same bytes are moved by any number of threads.
-        replace(benchmark, counts_bytes=False),
+        benchmark,
         variants_by_threads(contestants, threads, cores),
         workload,
         rounds,

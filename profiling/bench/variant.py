@@ -149,17 +149,26 @@ class Run:
 
 
 class Ratio(NamedTuple):
-    """The speed-up of one variant over another."""
+    """The speed-up of one variant over another, or another number of each round."""
 
     median: float
     lowest: float
     highest: float
 
+    @staticmethod
+    def of(rounds: Sequence[float]) -> "Ratio":
+        """Return the median of all rounds with their range."""
+        return Ratio(median(rounds), min(rounds), max(rounds))
+
+    def shown(self, unit: str = "") -> str:
+        """Return such as `2.50 times as fast (2.00–3.00)`; `unit` is ` times as fast`."""
+        return f"{self.median:.2f}{unit} ({self.lowest:.2f}–{self.highest:.2f})"
+
 
 def times_as_fast(runs: Sequence[Run], others: Sequence[Run]) -> Ratio:
     """Compare round by round, so that a disturbance of the machine affects both sides."""
-    ratios = [other.seconds / run.seconds for run, other in zip(runs, others, strict=True)]
-    return Ratio(median(ratios), min(ratios), max(ratios))
+    pairs = zip(runs, others, strict=True)
+    return Ratio.of([other.seconds / run.seconds for run, other in pairs])
 
 
 CHOICES = "local, interleave, interleave=NODES, membind=NODES or preferred=NODE"

@@ -6,7 +6,6 @@ variants, and their times can be compared round by round. `busy_cores` keeps cor
 measurements beside another load.
 """
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -121,19 +121,10 @@ def variant_worker(variant: Variant, workload: Workload) -> Worker:
         WorkerDiedError: It could not be prepared.
         InputError: The variant needs something that is not here.
     """
-    specification = {
-        "recipe": variant.recipe,
-        "allocator": variant.allocator,
-        "memory": variant.memory,
-        "pinned": variant.pinned,
-        "share": dataclasses.asdict(variant.share) if variant.share else None,
-        "options": dict(variant.options),
-        "workload": dataclasses.asdict(workload),
-    }
     return Worker(
         variant.name,
         module="profiling.bench.worker",
-        specification=specification,
+        specification={**asdict(variant), "workload": asdict(workload)},
         environment=variant.environment,
         cache_variable=variant.cache_variable,
         python=variant.interpreter.python if variant.interpreter else None,

@@ -39,7 +39,7 @@ from launch.placement import Misfit, fit_ranks
 from launch.topology import Topology, list_sockets_of_ranks, read_topology
 from profiling.bench.job import JobFailedError, MeasuredJob
 from profiling.bench.report import put_out
-from profiling.bench.results import Finding, background_load, disturbance
+from profiling.bench.results import Finding, background_load
 from profiling.bench.variant import Ratio
 from profiling.studies.rounds import Measured, Rounds, Shape, run_rounds
 from retinanet.config import Config
@@ -277,8 +277,6 @@ def put_out_study(
     if any(record["hosts"] for record in records):
         print_line(console, "note: all hosts are assumed to have the cores of this one")
     print_study(console, records, misfits, measured, weak=weak)
-    if disturbed := disturbance(load):
-        print_line(console, disturbed)
     ways = sorted({job[0].way for each in measured for job in each.jobs if len(job) > 1})
     workload = {
         "config": options.config,
@@ -470,7 +468,7 @@ def findings(
             Finding(
                 what=f"{this.name} against {other.name}, both {global_batch} images per step",
                 value=ratio.median,
-                shown=f"{ratio.median:.2f} times as fast ({ratio.lowest:.2f}–{ratio.highest:.2f})",
+                shown=ratio.shown(" times as fast"),
                 at_least=1.0 if has_target else None,
             )
         )

@@ -6,6 +6,7 @@ step. The outputs of a trained detector's head are made from a seed.
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -22,13 +23,13 @@ from profiling.bench.recipes.step import (
 )
 from profiling.bench.variant import Prepared, Workload
 from retinanet.config_sections import ModelConfig
-from retinanet.engine.engines import torch_forward
+from retinanet.engine.engines import autocast, torch_forward
 from retinanet.engine.optimizers import clip_gradients, gradient_norm, make_optimizer
 from retinanet.evaluation.detect import detect_batch
 from retinanet.loss.focal import focal_loss
 from retinanet.model.anchors import BASE_SIZES, anchors_for
 from retinanet.model.matching import assign_targets
-from retinanet.model.postprocess import postprocess
+from retinanet.model.postprocess import Detections, postprocess
 from retinanet.model.retinanet import HeadOutputs, RetinaNet
 from retinanet.training.build import build_model
 from retinanet.training.ema import WeightAverage
@@ -117,24 +118,25 @@ def prepare_postprocessing(workload: Workload, *, whose: str) -> Prepared:
     size = (workload.image_size, workload.image_size)
     anchors = anchors_for(size, outputs.feature_sizes)
 
-    def ours() -> dict[str, float]:
-        detections = postprocess(outputs, anchors, size)
-        return {"boxes": sum(len(image.boxes) for image in detections)}
-
     if whose == "ours":
-        return Prepared(ours)
+        return Prepared(lambda: count_boxes(postprocess(outputs, anchors, size)))
     model = torchvision_model(workload)
     head_outputs = {"cls_logits": outputs.cls_logits, "bbox_regression": outputs.bbox_regression}
 
     def torchvisions() -> dict[str, float]:
         # Its NMS takes BF16 only under autocast.
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-            detections = model.postprocess_detections(
+        with torch.inference_mode(), autocast("bf16"):
+            found = model.postprocess_detections(
                 head_outputs, [anchors] * workload.images, [size] * workload.images
             )
-        return {"boxes": sum(len(image["boxes"]) for image in detections)}
+        return count_boxes(Detections(**image) for image in found)
 
     return Prepared(torchvisions)
+
+
+def count_boxes(detections: Iterable[Detections]) -> dict[str, float]:
+    """Return the details of a run that finds boxes."""
+    return {"boxes": sum(len(image.boxes) for image in detections)}
 
 
 def prepare_evaluation(
@@ -152,28 +154,31 @@ def prepare_evaluation(
     batch = make_batch(workload)
     weights = make_detecting_weights(workload, normalize(batch.images))
     if whose == "torchvision":
-        theirs = torchvision_model(workload)
-        theirs.load_state_dict(weights)
-        theirs.to(memory_format=torch.channels_last).eval()
-        images = list(batch.images.contiguous() / 255)
-
-        def torchvisions() -> dict[str, float]:
-            with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-                detections = theirs(images)
-            return {"boxes": sum(len(image["boxes"]) for image in detections)}
-
-        return Prepared(torchvisions)
+        theirs = torchvision_detector(workload, weights, precision="bf16")
+        images = batch.images.contiguous() / 255
+        return Prepared(lambda: count_boxes(theirs(images)))
     settings = ModelConfig(norm=norm)
     model = build_model(settings, num_classes=workload.classes, weights=None).eval()
     # Norms that train also count the batches they have processed, which frozen ones do not.
     model.load_state_dict(weights, strict=norm == "frozen")
     forward = torch_forward(model, precision=precision)
+    return Prepared(lambda: count_boxes(detect_batch(model, batch.images, forward=forward)))
 
-    def ours() -> dict[str, float]:
-        detections = detect_batch(model, batch.images, forward=forward)
-        return {"boxes": sum(len(image.boxes) for image in detections)}
 
-    return Prepared(ours)
+def torchvision_detector(
+    workload: Workload, weights: Mapping[str, Tensor], *, precision: str
+) -> Callable[[Tensor], list[Detections]]:
+    """Return torchvision's RetinaNet in channels_last, `bf16` by autocast, of images in [0, 1]."""
+    model = torchvision_model(workload)
+    model.load_state_dict(weights)
+    model.to(memory_format=torch.channels_last).eval()
+
+    def predict(images: Tensor) -> list[Detections]:
+        with torch.inference_mode(), autocast(precision):
+            found = model(list(images))
+        return [Detections(**image) for image in found]
+
+    return predict
 
 
 BACKGROUND_LOGIT = -5.0

@@ -19,13 +19,16 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from common.errors import InputError
-from data.annotations import ClassMap
 from data.transforms import normalize
-from profiling.bench.recipes.parts import make_detecting_weights
-from profiling.bench.recipes.step import make_batch, torchvision_model
+from profiling.bench.recipes.parts import (
+    count_boxes,
+    make_detecting_weights,
+    torchvision_detector,
+)
+from profiling.bench.recipes.step import made_up_state, make_batch
 from profiling.bench.variant import Prepared, Workload
 from retinanet.detector import Detector
-from retinanet.engine.engines import autocast, torch_forward
+from retinanet.engine.engines import torch_forward
 from retinanet.evaluation.detect import SCORE_THRESHOLD, detect_batch
 from retinanet.export.command import compare, split_detections
 from retinanet.export.program import (
@@ -37,7 +40,6 @@ from retinanet.export.program import (
 )
 from retinanet.model.postprocess import Detections
 from retinanet.training.checkpoint import Contents, copies, read_checkpoint, write_checkpoint
-from retinanet.training.convert import converted_state
 from retinanet.training.train_state import MODEL_FILE
 
 Predict: TypeAlias = Callable[[Tensor], list[Detections]]
@@ -64,10 +66,8 @@ def prepare_prediction_files(
     """Write a detector, what it finds in the first picture, and, if asked, its ONNX and INT8."""
     picture = make_pictures(replace(workload, images=1))
     weights = make_detecting_weights(replace(workload, images=1), normalize(picture))
-    numbers = range(workload.classes)
-    classes = ClassMap(tuple(numbers), tuple(map(str, numbers)))
-    state = converted_state(classes, image_size=workload.image_size, resize="square")
-    write_checkpoint(Path(folder, CHECKPOINT), Contents({MODEL_FILE: copies(weights)}, state))
+    contents = Contents({MODEL_FILE: copies(weights)}, made_up_state(workload))
+    write_checkpoint(Path(folder, CHECKPOINT), contents)
     checkpoint = read_checkpoint(Path(folder, CHECKPOINT))
     model = checkpoint.build_model().eval()
     [expected] = detect_batch(model, picture, forward=torch_forward(model, precision="float32"))
@@ -104,10 +104,8 @@ def prepare_prediction(
             "float32, so that its time means nothing; leave it out by --contestants"
         )
 
-    def run() -> dict[str, float]:
-        return {"boxes": sum(len(found.scores) for found in predict(images))}
-
-    return Prepared(run, {"images": workload.images, "agreement": share})
+    facts = {"images": workload.images, "agreement": share}
+    return Prepared(lambda: count_boxes(predict(images)), facts)
 
 
 def agreement(expected: Detections, found: Detections, *, precision: str) -> float:
@@ -141,16 +139,9 @@ def ours(folder: Path, workload: Workload, precision: str) -> Predict:
 
 def torchvisions(folder: Path, workload: Workload, precision: str) -> Predict:
     """Return torchvision's RetinaNet in channels_last, `bf16` by autocast."""
-    model = torchvision_model(workload)
-    model.load_state_dict(load_file(folder / CHECKPOINT / MODEL_FILE))
-    model.to(memory_format=torch.channels_last).eval()
-
-    def predict(images: Tensor) -> list[Detections]:
-        with torch.inference_mode(), autocast(precision):
-            found = model(list(images / 255))
-        return [Detections(each["boxes"], each["scores"], each["labels"]) for each in found]
-
-    return predict
+    weights = load_file(folder / CHECKPOINT / MODEL_FILE)
+    predict = torchvision_detector(workload, weights, precision=precision)
+    return lambda images: predict(images / 255)
 
 
 def onnxruntimes(folder: Path, workload: Workload, precision: str) -> Predict:

@@ -34,6 +34,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from common.machine import fastest_precision
+from data.annotations import ClassMap
 from data.dataset import Batch
 from launch.process_group import ProcessGroup
 from profiling.bench.variant import Prepared, Workload
@@ -60,9 +61,9 @@ from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.build import build_model
 from retinanet.training.checkpointer import Checkpointer, gathered
+from retinanet.training.convert import converted_state
 from retinanet.training.loop import StepOptions, require_finite, train_one_epoch
-from retinanet.training.progress import Progress
-from retinanet.training.train_state import ModelDescription, State
+from retinanet.training.train_state import State
 
 LEARNING_RATE = 1e-4
 
@@ -435,11 +436,11 @@ def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
         next(steps)
     # Training continues after a failed checkpoint; a benchmark of them must not.
     writer = Checkpointer(Path(folder), keep=1, warn=sys.exit)
-    numbers = count()
+    first, numbers = made_up_state(workload), count()
 
     def run() -> dict[str, float]:
         quiet = median(next(steps).seconds for _ in range(QUIET_STEPS))
-        state = made_up_state(workload, step=next(numbers))
+        state = replace(first, position=replace(first.position, step=next(numbers)))
         start = time.perf_counter()
         contents = gathered(ProcessGroup(), prepared.model, prepared.optimizer, state)
         assert contents is not None
@@ -463,23 +464,8 @@ def prepare_checkpoint(workload: Workload, *, folder: str) -> Prepared:
     return Prepared(run)
 
 
-def made_up_state(workload: Workload, *, step: int) -> State:
+def made_up_state(workload: Workload) -> State:
     """Return the content of `state.json`, which is small beside the tensors."""
-    ids = range(workload.classes)
-    return State(
-        model=ModelDescription(
-            num_classes=workload.classes,
-            norm="frozen",
-            trainable_layers=3,
-            image_size=workload.image_size,
-            precision="bf16",
-            classes={"category_ids": list(ids), "names": list(map(str, ids))},
-        ),
-        position=Progress(
-            step=step, epoch=0, images=0, images_per_epoch=1, map_here=None, best_map=None
-        ),
-        setup={"ranks": 1},
-        config={},
-        random_states=[],
-        parts={},
-    )
+    numbers = range(workload.classes)
+    classes = ClassMap(tuple(numbers), tuple(map(str, numbers)))
+    return converted_state(classes, image_size=workload.image_size, resize="square")

@@ -4,7 +4,6 @@ import argparse
 import math
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,10 +12,9 @@ from rich.console import Console
 
 from common.cli import add_command
 from common.console import make_console, print_line
-from common.errors import FINISHED, OUR_BUG, InputError, WorkerDiedError
+from common.errors import FINISHED, InputError
 from common.files import require_writable, write_atomically, write_json
 from common.program import FOLDER, command_words
-from profiling.bench.job import JobFailedError
 from profiling.studies.tune.cluster import (
     Program,
     forecast_cluster,
@@ -97,14 +95,7 @@ def tune_command(options: PlannerOptions) -> int:
     # Before the measurements, which take many minutes.
     require_writable([options.plan] if options.plan else [])
     console = make_console(pipe_width=140)
-    try:
-        measured = gathered(options, console=console)
-    except JobFailedError as error:
-        # The ranks have printed the reason.
-        return error.code
-    except WorkerDiedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return OUR_BUG
+    measured = gathered(options, console=console)
     if measured.probes is None:
         epochs = epochs_of_mlperf(options.rules)
     else:

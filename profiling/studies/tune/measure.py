@@ -10,7 +10,7 @@ hosts is measured by exchanges of gradients between a rank on each, by the train
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -28,11 +28,17 @@ from launch.mpirun import Mpirun
 from launch.placement import fitting_shapes
 from launch.topology import count_cores, list_sockets_of_ranks, read_topology
 from profiling.ablate.result import PINNED
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges
+from profiling.bench.job import (
+    JobFailedError,
+    MeasuredJob,
+    doubling,
+    measure_exchanges,
+    wire_bytes,
+)
 from profiling.bench.results import RECIPES, background_load
 from profiling.bench.single import FOUND, measured_metric
 from profiling.bench.variant import Variant, Workload
-from profiling.bench.worker_pool import variant_worker
+from profiling.bench.worker_pool import runs_alone
 from profiling.peaks import measure_peaks
 from profiling.studies.rounds import Rounds, Shape, run_rounds
 from profiling.studies.tune.measurements import (
@@ -42,7 +48,7 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
 )
-from profiling.studies.tune.model import StepTime, rank_counts
+from profiling.studies.tune.model import StepTime
 from retinanet.config import Config
 from retinanet.config_file import load_config, side_of_square
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
@@ -70,9 +76,12 @@ MEMORY_SHARE = 0.9  # Share of the free memory that ranks may be estimated to ta
 
 @dataclass(frozen=True)
 class TrainedData:
-    """A data set as `--data` names it, the configuration that trains on it, and its images."""
+    """A data set as `--data` names it, the configuration that trains on it, and its images.
 
-    name: str
+    Fields are those of `Measurements`.
+    """
+
+    data: str
     config: str
     images: int
     evaluated_images: int
@@ -104,30 +113,14 @@ def trained_data(name: str, overrides: Sequence[str], *, console: Console) -> Tr
         return TrainedData(name, name, images, len(data.validation), classes)
 
 
-def facts(
-    data: TrainedData, overrides: Sequence[str], *, cores: int, sockets: int
-) -> dict[str, Any]:
-    """Return the fields of `Measurements` that need no measurement, as JSON has them."""
-    from retinanet.memory import model_bytes  # noqa: PLC0415
-
-    config = load_config(data.config, overrides)
-    sizes = model_bytes(config.model, config.training, num_classes=data.classes)
+def facts(config: Config) -> dict[str, Any]:
+    """Return the settings that are fields of `Measurements`."""
     return {
-        "cores": cores,
-        "sockets": sockets,
-        "data": data.name,
-        "config": data.config,
-        "overrides": list(overrides),
-        "images": data.images,
-        "evaluated_images": data.evaluated_images,
         "batch_size": config.training.batch_size,
         "every": config.evaluation.every,
         "image_size": side_of_square(config.data, who="the planner"),
-        "classes": data.classes,
         "precision": config.engine.precision,
         "compress": config.distributed.compress,
-        # Gradients are float32, or half as large when sent in BF16.
-        "gradient_bytes": sizes.trained // (2 if config.distributed.compress == "bf16" else 1),
         "comm_cores": config.launch.comm_cores,
     }
 
@@ -165,15 +158,24 @@ def what_to_measure(data: TrainedData, *, overrides: Sequence[str]) -> PartialMe
             "memory: too little for one image per rank; give a smaller data.image_size"
         )
     chosen = measured_pairs(pairs, most=MOST_PAIRS)
-    question = facts(data, overrides, cores=count_cores(sockets), sockets=len(sockets))
-    # Without a data set, jobs measure on synthetic data.
-    jobs = [*overrides, *synthetic_data(config, classes=classes)]
+    # Gradients are float32, or half as large when sent in BF16.
+    gradient_bytes = sizes.trained * wire_bytes(config.distributed.compress) // wire_bytes("none")
     return PartialMeasurement(
-        command=shlex.join((*command_words("launch"), "tune", "--data", data.name, *overrides)),
+        command=shlex.join((*command_words("launch"), "tune", "--data", data.data, *overrides)),
         environment=environment(),
-        data=data.name,
+        data=data.data,
         overrides=tuple(overrides),
-        question=question | {"rounds": ROUNDS, "jobs": jobs},
+        question={
+            **asdict(data),
+            **facts(config),
+            "cores": count_cores(sockets),
+            "sockets": len(sockets),
+            "overrides": list(overrides),
+            "gradient_bytes": gradient_bytes,
+            "rounds": ROUNDS,
+            # Without a data set, jobs measure on synthetic data.
+            "jobs": [*overrides, *synthetic_data(config, classes=classes)],
+        },
         measured=tuple(filter(fits, with_batches(chosen, configured=configured))),
         shapes=shapes,
     )
@@ -306,7 +308,7 @@ def metric_seconds(begun: PartialMeasurement) -> float:
     """Estimate the time of COCO's metric on the validation split from a tenth of it. [s]"""
     images = begun.question["evaluated_images"]
     tenth = max(1, images // METRIC_SHARE)
-    seconds: float = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
+    seconds = measured_metric("faster-coco-eval", images=tenth, found=FOUND).seconds
     return seconds * images / tenth
 
 
@@ -332,10 +334,7 @@ def update_seconds(begun: PartialMeasurement) -> float:
         name="optimizer",
         about="optimizer step of compute groups",
         recipe=f"{RECIPES}.optimizer_step",
-        options={
-            "name": config.training.optimizer,
-            "fused": True,
-        },
+        options={"name": config.training.optimizer, "fused": True},
         environment=PINNED | {"OMP_NUM_THREADS": "1"},
     )
     return median_seconds(step, begun, images=1)
@@ -364,12 +363,9 @@ def host_peaks(begun: PartialMeasurement) -> HostPeaks:
 def median_seconds(variant: Variant, begun: PartialMeasurement, *, images: int) -> float:
     """Return the median of some runs, the first of which do not count."""
     size, classes = begun.question["image_size"], begun.question["classes"]
-    worker = variant_worker(variant, Workload(images=images, image_size=size, classes=classes))
-    try:
-        seconds = [worker.run().seconds for _ in range(WARM_UP_RUNS + RUNS)]
-    finally:
-        worker.close()
-    return median(seconds[WARM_UP_RUNS:])
+    workload = Workload(images=images, image_size=size, classes=classes)
+    runs = runs_alone(variant, workload, count=WARM_UP_RUNS + RUNS)
+    return median(run.seconds for run in runs[WARM_UP_RUNS:])
 
 
 def named_hosts(text: str | None, hostfile: Path | None) -> tuple[str, ...]:
@@ -397,7 +393,7 @@ def measure_between(hosts: tuple[str, ...], *, config: Config, mpirun: Mpirun) -
         InputError: Ranks could not be started on all of them, or share a host.
     """
     results = []
-    for count in rank_counts(len(hosts)):
+    for count in doubling(len(hosts))[1:]:
         names = ",".join(hosts[:count])
         on_hosts = tuple((host, 1) for host in hosts[:count])
         try:

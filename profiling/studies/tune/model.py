@@ -178,11 +178,6 @@ class Network:
         return messages * self.latency + transferred / self.bandwidth
 
 
-def rank_counts(most: int) -> list[int]:
-    """Return over how many hosts exchanges are timed: 2, 4, 8 and so on, and `most`."""
-    return [2**power for power in range(1, (most - 1).bit_length())] + [most]
-
-
 def ring(ranks: int, size: int) -> tuple[int, float]:
     """Return messages one after another, and bytes through each link, of a ring's all-reduce.
 

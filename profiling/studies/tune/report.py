@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common.charts import PALETTE, Column, Table, new_figure, save_chart, table_rows, text_column
-from common.console import print_line, significant
+from common.console import print_line
+from profiling.bench.report import three_digits
 from profiling.bench.results import disturbance
 from profiling.studies.tune.cluster import (
     ASSUMED,
@@ -71,10 +72,9 @@ def print_plan(
         console.print(network_table(measured, measured.between_hosts, network).for_console())
     if math.isfinite(network.bandwidth):
         gigabits, microseconds = 8e-9 * network.bandwidth, 1e6 * network.latency
-        latency = f"{microseconds:,.0f}" if microseconds >= 1000 else f"{microseconds:.3g}"
+        latency = f"latency {three_digits(microseconds)} µs"
         print_line(
-            console,
-            f"network: {gigabits:.3g} Gbit/s per host, latency {latency} µs ({network.source})",
+            console, f"network: {gigabits:.3g} Gbit/s per host, {latency} ({network.source})"
         )
     if disturbed := disturbance(measured.busy_cores):
         print_line(console, disturbed)
@@ -182,7 +182,7 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
         Column("images/rank", name="allocation.on_host.batch_size"),
         Column("global batch", ",", name="allocation.global_batch"),
         Column("epochs", name="epochs_text"),
-        Column("images/s", format_rate, name="images_per_second"),
+        Column("images/s", three_digits, name="images_per_second"),
         Column("exchange of gradients", ".1%", name="exchange_share"),
         Column("time", format_range, name="hours"),
         Column("core-hours", ",.0f", name="core_hours.middle"),
@@ -191,11 +191,6 @@ def choice_table(ranking: Sequence[Forecast], *, target: str) -> Table:
         # The number of groups is 1 in all rows.
         del columns[1]
     return Table(f"forecast to {target}", columns, table_rows(columns, chosen))
-
-
-def format_rate(images_per_second: float) -> str:
-    """Return a rate with three digits, or all before the point."""
-    return f"{images_per_second:,.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
 
 
 def format_range(hours: Estimate) -> str:
@@ -262,13 +257,8 @@ def print_cluster(
 
 def format_seconds(seconds: Estimate) -> str:
     """Return `3,545 (3,249–3,842)`; short times with three digits."""
-    low, middle, high = map(short, (seconds.low, seconds.middle, seconds.high))
+    low, middle, high = map(three_digits, (seconds.low, seconds.middle, seconds.high))
     return middle if low == high else f"{middle} ({low}–{high})"
-
-
-def short(value: float) -> str:
-    """Return a number with three digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
 def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Table:
@@ -296,7 +286,7 @@ def forecast_table(cluster: Cluster, forecasts: Sequence[ClusterForecast]) -> Ta
         rows.append([title, known, *(getattr(result, name) for result in forecasts)])
     columns = [
         text_column(""),
-        Column(f"published\n({published.program})" if published else "published", short),
+        Column(f"published\n({published.program})" if published else "published", three_digits),
         *(Column(result.program.name, format_seconds) for result in forecasts),
     ]
     if published is None:
@@ -387,8 +377,8 @@ def differences(cluster: Cluster, result: ClusterForecast, published: Published)
     error = epoch.middle / published.epoch_seconds - 1
     verdict = "within" if abs(error) <= CLOSE else "not within"
     yield (
-        f"{name}: epoch forecast {short(epoch.middle)} s, published "
-        f"{short(published.epoch_seconds)} s: {error:+.1%}, {verdict} {CLOSE:.0%} "
+        f"{name}: epoch forecast {three_digits(epoch.middle)} s, published "
+        f"{three_digits(published.epoch_seconds)} s: {error:+.1%}, {verdict} {CLOSE:.0%} "
         f"({published.source})"
     )
     step = published.epoch_seconds / cluster.steps
@@ -402,11 +392,11 @@ def differences(cluster: Cluster, result: ClusterForecast, published: Published)
         f"{name}: the published step of {step:.3f} s instead of {result.step.seconds.middle:.3f} s "
         f"would follow from each of: {', '.join(explained)}"
     )
-    if published.evaluation_seconds is not None:
-        missing = published.evaluation_seconds - result.evaluation_seconds.middle
+    if (evaluation := published.evaluation_seconds) is not None:
+        missing = evaluation - result.evaluation_seconds.middle
         yield (
-            f"{name}: an evaluation is published as {short(published.evaluation_seconds)} s, "
-            f"{short(abs(missing))} s {'more' if missing > 0 else 'less'} than forecast"
+            f"{name}: an evaluation is published as {three_digits(evaluation)} s, "
+            f"{three_digits(abs(missing))} s {'more' if missing > 0 else 'less'} than forecast"
         )
     for remark in published.remarks:
         yield f"{name}: {remark}"

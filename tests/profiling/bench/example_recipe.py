@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from common.errors import InputError
 from profiling.bench.variant import Prepared, Workload
 
 
@@ -24,6 +25,8 @@ def prepare(workload: Workload, *, behaviour: str) -> Prepared:
             os._exit(7)
         if behaviour == "raises":
             raise ArithmeticError("loss nan")
+        if behaviour == "refuses":
+            raise InputError("0.jpg: damaged image")
         time.sleep(0.001)
         return {"runs": len(runs), "images": workload.images}
 

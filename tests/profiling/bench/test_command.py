@@ -171,14 +171,14 @@ def test_real_steps_of_ours_and_of_torchvision(
     monkeypatch.setattr(results, "PROFILED_RUNS", 1)
     file = tmp_path / "step.json"
     # Not 64 pixels: P6 is 1×1 there, and oneDNN leaves its weight gradient in BF16 to chance.
-    sizes = ("--images=1", "--image-size=128", "--classes=3", "--rounds=2", "--warm-up=1")
-    options = ("--contestants=torch,torchvision", "--where", *sizes, f"--json={file}")
+    sizes = ("--images=1", "--image-size=128", "--classes=3", "--rounds=1", "--warm-up=1")
+    options = ("--contestants=torch,torchvision", *sizes, f"--json={file}")
     done = run_here(main, "bench", "step", *options)
     assert done.returncode == 0, done.stderr
     content = json.loads(file.read_text())
     ours, theirs = content["contestants"]["torch"], content["contestants"]["torchvision"]
     for variant in (ours, theirs):
-        assert len(variant["runs_s"]) == len(variant["page_faults_of_runs"]) == 2
+        assert len(variant["runs_s"]) == len(variant["page_faults_of_runs"]) == 1
         assert variant["peak_rss_mb"] >= variant["rss_mb"] > 100
         assert 0 < variant["onednn_share"] <= variant["convolving_share"] < 1
         assert any(primitive.startswith("convolution") for primitive in variant["onednn_s"])
@@ -202,17 +202,34 @@ def test_real_steps_of_ours_and_of_torchvision(
 
 
 @pytest.mark.parametrize(
-    ("argument", "error"),
+    ("arguments", "error"),
     [
-        ("--contestants=torch,tensorflow", "'tensorflow'"),
-        ("--json=README.md", "README.md"),
-        *(
-            (f"--image-size={size}", "--image-size: expected pixels")
-            for size in ("8", "100", "large")
-        ),
+        ("step --contestants=torch,tensorflow", "--contestants: unknown name 'tensorflow'"),
+        *((f"step --image-size={size}", "argument --image-size: expected pixels")
+          for size in ("8", "100", "large")),
+        ("step --threads=1,4096", "--threads 4096: more than the "),
+        ("step --threads=1 --beside-load", "--threads, --beside-load: "),
+        ("step --threads=1 --against=python", "--threads, --against: "),
+        ("step --threads=1 --contestants=ceiling", "--contestants: ceiling takes no step"),
+        ("loss --threads=1", "--threads: `bench loss` is not measured so"),
+        ("loss --share=new.json", "--share: `bench loss` is not measured so"),
+        ("step --share=new.json --beside-load", "--share, --beside-load: "),
+        ("step --share=new.json --contestants=all", "--share, --contestants: only torch "),
+        ("step --share=docs/leaderboard.md", "docs/leaderboard.md: exists"),
+        *((f"{name} --json=README.md", "README.md: exists")
+          for name in ("step", "checkpoint", "index", "log", "metric", "waiting")),
+        ("checkpoint --folder nowhere", "--folder: nowhere"),
+        ("sizes training.batch_size=0", "training.batch_size: "),
+        ("waiting --ranks 4096", "--ranks: 4096"),
+        ("waiting --workers x", "--workers: expected numbers such as 0,1, found 'x'"),
+        ("waiting data.nothing=1", "data.nothing: no such field"),
+        ("batch-split distributed.batch_split=speed", "distributed.batch_split: set by"),
+        ("batch-split launch.threads=4096", "core"),
     ],
-)
-def test_wrong_arguments_are_one_line(argument: str, error: str, run_here: RunHere) -> None:
-    done = run_here(main, "bench", "step", "--contestants=torch", argument)
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(arguments: str, error: str, run_here: RunHere) -> None:
+    done = run_here(main, "bench", *arguments.split())
     assert done.returncode == 2
-    assert error in done.stderr.splitlines()[-1]
+    usage, line = done.stderr.splitlines()[:-1], done.stderr.splitlines()[-1]
+    assert error in line.partition("error: ")[2]
+    assert not usage or usage[0].startswith("usage: ")

@@ -166,15 +166,6 @@ def test_all_variants_are_measured_printed_and_written(
     assert content["environment"]["cores"] == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.slow
-def test_damaged_photo_is_one_line(run_here: RunHere, photos: list[Path]) -> None:
-    photos[3].write_bytes(photos[3].read_bytes()[:-50])
-    options = (f"--images={photos[0].parent}", "--decoders=pillow", "--image-size=64")
-    done = run_here(main, "bench", *options, "--rounds=1")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: {photos[3]}: damaged image: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

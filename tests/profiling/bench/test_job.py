@@ -14,7 +14,13 @@ from pydantic import TypeAdapter
 from launch.mpirun import Mpirun
 from launch.process_group import ProcessGroup
 from profiling.bench import job
-from profiling.bench.job import JobFailedError, MeasuredJob, measure_exchanges, measure_ranks
+from profiling.bench.job import (
+    JobFailedError,
+    MeasuredJob,
+    doubling,
+    measure_exchanges,
+    measure_ranks,
+)
 from profiling.bench.measured_steps import time_steps
 from retinanet.config_file import load_config
 from retinanet.training.loop import StepResult
@@ -65,8 +71,9 @@ def test_steps_are_reported_and_returned(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_job_without_results_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_ranks(monkeypatch, {"step": 1})
-    with pytest.raises(JobFailedError, match="exit status 1"):
+    with pytest.raises(JobFailedError, match="exit status 1") as failed:
         measure_ranks(JOB, mpirun=MPICH, advance=print, print_line=print)
+    assert isinstance(failed.value, SystemExit) and failed.value.code == 1  # ends the command
 
 
 @pytest.mark.parametrize(("compress", "sent"), [("none", 4), ("bf16", 2)])
@@ -84,6 +91,14 @@ def test_exchanges_are_as_large_on_the_wire_and_name_their_transport(
     [command] = commands
     assert sent_job(command).exchanges == (1024 // sent, 4096 // sent)
     assert {"distributed.backend=mpi", *settings} <= set(sent_job(command).overrides)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (7, (1, 2, 4, 7)), (8, (1, 2, 4, 8))],
+)
+def test_numbers_of_ranks_double_up_to_the_most(most: int, counts: tuple[int, ...]) -> None:
+    assert doubling(most) == counts
 
 
 class FakeExchange:

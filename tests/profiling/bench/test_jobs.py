@@ -10,9 +10,9 @@ import pytest
 from common.cli import run_command
 from profiling.__main__ import main
 from profiling.bench import jobs
-from profiling.bench.job import JobFailedError, MeasuredJob, RankSteps
+from profiling.bench.job import MeasuredJob, RankSteps
 from profiling.bench.jobs import batch_split_findings, batch_split_table, waiting_table
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere
 from tests.support.fast_precision import FAST_PRECISION
 from tests.support.rank_steps import rank_steps
 
@@ -135,19 +135,6 @@ def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
     assert content["workload"]["busy_cpus"] == [1] and len(content["findings"]) == 4
 
 
-@pytest.mark.parametrize("benchmark", ["sizes", "waiting", "batch-split"])
-def test_failed_job_gives_its_exit_status(
-    run_here: RunHere, benchmark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise JobFailedError(7)
-
-    monkeypatch.setattr(jobs, "measure_ranks", fail)
-    monkeypatch.setattr(jobs, "cpus_of_last_rank", lambda settings: ())
-    options = ["--ranks", "1"] if benchmark == "waiting" else []
-    assert run_here(main, "bench", benchmark, *options, *SMALL).returncode == 7
-
-
 @pytest.mark.whole_machine
 @pytest.mark.exhaustive
 def test_real_ranks_train_with_even_and_uneven_batches(run_here: RunHere, tmp_path: Path) -> None:
@@ -177,21 +164,3 @@ def test_error_of_a_rank_is_one_line(
     assert run_command(main) == 2
     [line] = capfd.readouterr().err.splitlines()  # the rank's own stderr
     assert line.startswith("error: data.root: ") and "is not a folder" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["sizes", "training.batch_size=0"], "training.batch_size: "),
-        (["waiting", "--ranks", "4096"], "--ranks: 4096"),
-        (["waiting", "--workers", "x"], "--workers: expected numbers such as 0,1, found 'x'"),
-        (["waiting", "data.nothing=1"], "data.nothing: no such field"),
-        (["waiting", "--json", "README.md"], "README.md: exists"),
-        (["batch-split", "distributed.batch_split=speed"], "distributed.batch_split: set by"),
-        (["batch-split", "launch.threads=4096"], "core"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    run_here: RunHere, arguments: list[str], expected: str
-) -> None:
-    assert expected in error_line(run_here(main, "bench", *arguments))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import InputError
+from common.errors import InputError, WorkerDiedError
 from launch.limits import Allowance
 from launch.topology import Topology, list_sockets
 from profiling.bench import physical_cores
@@ -19,6 +19,7 @@ from profiling.bench.physical_cores import (
     doubtful,
     find_cores,
     find_pairs,
+    rates_together,
     sets_of,
 )
 from tests.launch.topologies import cores_in_a_row
@@ -179,9 +180,13 @@ def test_under_a_quota_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert cores.share(1).threads == 1
 
 
-@pytest.mark.slow
 def test_cpus_that_cannot_be_measured_are_those_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(physical_cores, "sets_of", lambda cpus: [[*cpus, 8191]])
+    def worker(*_: object, **__: object) -> None:
+        with pytest.raises(OSError, match="Invalid argument"):  # at once: no thread waits
+            rates_together(cpus=[8191, min(os.sched_getaffinity(0))], seconds=60)
+        raise WorkerDiedError("physical cores: OSError")
+
+    monkeypatch.setattr(physical_cores, "JsonWorker", worker)
     cores = find_cores(threads=1, advance=lambda done, note: None)
     assert "not measured: physical cores: OSError" in str(cores)
     assert cores.cores == cores.reported and cores.share(1).threads == 1

@@ -1,27 +1,22 @@
 """Files of `bench step --share`: what is in them, what is refused, and the page made of them."""
 
 import copy
-import getpass
 import json
-import platform
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.machine import processor_name
 from common.program import FOLDER
 from profiling.__main__ import main
-from profiling.bench import results
-from profiling.bench.shared import BEGIN, END, MOST_BUSY, as_markdown, leaderboard, read_shared
+from profiling.bench.shared import BEGIN, END, as_markdown, leaderboard, read_shared
 from tests.support.commands import RunHere, error_line
 
 PAGE = FOLDER / "docs" / "leaderboard.md"
 FILES = sorted((FOLDER / "docs" / "leaderboard").glob("*.json"))
-CONTENT: dict[str, Any] = json.loads(Path(__file__).with_name("shared.json").read_text("utf-8"))
-"""A file of two cores, as `--share` wrote it, but as if the machine had been idle."""
+SAMPLE = FOLDER / "docs" / "leaderboard" / "epyc-zen5-2-cores.json"
+CONTENT: dict[str, Any] = json.loads(SAMPLE.read_text("utf-8"))
 
 
 def run_leaderboard(run_here: RunHere, folder: Path, content: object, *options: object) -> Any:
@@ -120,46 +115,3 @@ def test_page_has_what_the_files_give(run_here: RunHere, tmp_path: Path) -> None
     page.write_text("no marks")
     line = error_line(run_leaderboard(run_here, tmp_path, CONTENT, f"--page={page}"))
     assert f"error: {page}: no lines <!-- " in line and page.read_text() == "no marks"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("loss", "--share=new.json"), "--share: `bench loss` is not measured so"),
-        (("step", "--share=new.json", "--beside-load"), "--share, --beside-load: "),
-        (("step", "--share=new.json", "--contestants=all"), "--share, --contestants: only torch "),
-        (("step", f"--share={PAGE}"), f"{PAGE}: exists"),
-    ],
-)
-def test_step_that_cannot_be_shared_is_one_line(
-    arguments: tuple[str, ...], error: str, run_here: RunHere
-) -> None:
-    assert f"error: {error}" in error_line(run_here(main, "bench", *arguments))
-
-
-@pytest.mark.slow
-@pytest.mark.whole_machine
-def test_shared_steps_name_the_processor_and_nobody(
-    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(results, "PROFILED_RUNS", 1)
-    sizes = ("--images=1", "--image-size=64", "--classes=6", "--rounds=1", "--warm-up=1")
-    file = tmp_path / "mine.json"
-    done = run_here(main, "bench", "step", "--threads=1,2", f"--share={file}", *sizes)
-    assert done.returncode == 0, done.stderr
-    text = file.read_text("utf-8")
-    is_busy = json.loads(text)["cores_busy_otherwise"] > MOST_BUSY
-    assert f"{file}: {'not for the leaderboard' if is_busy else 'look at it'}" in done.stderr
-    text = json.dumps(json.loads(text) | {"cores_busy_otherwise": 0.0})
-    file.write_text(text)
-    shared = read_shared(file)
-    assert shared.processor.name == processor_name()
-    assert [step.threads for step in shared.steps] == [1, 2]
-    private = (platform.node(), getpass.getuser(), platform.release())
-    assert [word for word in private if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)] == []
-    assert "/" not in text
-    # What may be in it: everything else is a change of this list.
-    assert json.loads(text).keys() == CONTENT.keys()
-    assert json.loads(text)["processor"].keys() == CONTENT["processor"].keys()
-    assert json.loads(text)["versions"].keys() == CONTENT["versions"].keys()
-    assert run_leaderboard(run_here, tmp_path, text).returncode == 0

@@ -18,7 +18,7 @@ from profiling.bench.generated import (
     write_log,
 )
 from profiling.bench.single import checkpoint_findings, largest_difference
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import RunHere
 from tests.support.mounts import needs_root, tmpfs
 
 
@@ -84,18 +84,6 @@ def test_index_needs_space_before_anything_is_written(run_here: RunHere, tmp_pat
         done = run_here(main, "bench", "index", *options)
         assert done.returncode == 2 and "--folder" in done.stderr
         assert not list(folder.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        *((f"{name} --json README.md", "README.md: exists")
-          for name in ("checkpoint", "index", "log", "metric")),
-        ("checkpoint --folder nowhere", "--folder: nowhere"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_one_line(run_here: RunHere, options: str, error: str) -> None:
-    assert error_line(run_here(main, "bench", *options.split())).startswith(f"error: {error}")
 
 
 @pytest.mark.slow

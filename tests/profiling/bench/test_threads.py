@@ -1,7 +1,11 @@
 """`bench step --threads`: with fake workers on 16 CPUs of 8 cores, and for real on two cores."""
 
+import getpass
 import json
+import platform
+import re
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,13 @@ from common.machine import processor_name
 from profiling.__main__ import main
 from profiling.bench import results, threads
 from profiling.bench.physical_cores import Cores
+from profiling.bench.shared import MOST_BUSY, read_shared
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import WorkerPool
 from retinanet.engine.tile_convolution import Tiles, best_tiles
 from tests.launch.topologies import cores_in_a_row
-from tests.support.commands import RunHere, error_line
+from tests.profiling.bench.test_shared import SAMPLE
+from tests.support.commands import RunHere
 
 PAIRED = Cores(
     topology=cores_in_a_row((0, 16, 0, 0)),
@@ -118,32 +124,22 @@ def require_json(content: dict[str, Any]) -> None:
     assert content["contestants"]["torch, 16 threads"]["runs_s"] == [0.55, 0.55]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("step", "--threads=1,4096"), "--threads 4096: more than the "),
-        (("step", "--threads=1", "--beside-load"), "--threads, --beside-load: "),
-        (("step", "--threads=1", "--against=python"), "--threads, --against: "),
-        (("loss", "--threads=1"), "--threads: `bench loss` is not measured so"),
-        (("step", "--threads=1", "--contestants=ceiling"), "--contestants: ceiling takes no step"),
-    ],
-)
-def test_impossible_numbers_are_one_line(
-    arguments: tuple[str, ...], error: str, run_here: RunHere
-) -> None:
-    assert f"error: {error}" in error_line(run_here(main, "bench", *arguments))
-
-
 @pytest.mark.slow
 @pytest.mark.whole_machine
 def test_real_steps_on_one_and_two_cores(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PROFILED_RUNS", 1)
-    file = tmp_path / "threads.json"
+    # A single run and another one of its kernels, on a machine that may be busy.
+    monkeypatch.setattr("profiling.bench.shared.KERNELS_OF_STEP", (0.02, 12.0))
+    file, shared = tmp_path / "threads.json", tmp_path / "shared.json"
     sizes = ("--images=1", "--image-size=64", "--classes=6", "--rounds=1", "--warm-up=1")
-    done = run_here(main, "bench", "step", "--threads=1,2", *sizes, f"--json={file}")
+    files = (f"--json={file}", f"--share={shared}")
+    done = run_here(main, "bench", "step", "--threads=1,2", *sizes, *files)
     assert done.returncode == 0, done.stderr
+    is_busy = json.loads(shared.read_text("utf-8"))["cores_busy_otherwise"] > MOST_BUSY
+    assert f"{shared}: {'not for the leaderboard' if is_busy else 'look at it'}" in done.stderr
+    require_shared(shared)
     content = json.loads(file.read_text())
     one, two = content["threads"]
     assert (one["threads"], two["threads"], one["physical_cores"]) == (1, 2, 1)
@@ -165,3 +161,19 @@ def test_real_steps_on_one_and_two_cores(
         contestants[f"torch, {name}"]["details"]["loss"] for name in ("1 thread", "2 threads")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def require_shared(file: Path) -> None:
+    """Assert that a shared file names the processor and nobody, and is one of the leaderboard."""
+    text = json.dumps(json.loads(file.read_text("utf-8")) | {"cores_busy_otherwise": 0.0})
+    file.write_text(text)
+    shared = read_shared(file)
+    assert shared.processor.name == processor_name()
+    assert [step.threads for step in shared.steps] == [1, 2]
+    private = (platform.node(), getpass.getuser(), platform.release())
+    assert [word for word in private if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)] == []
+    assert "/" not in text
+    # What may be in it: everything else is a change of this list.
+    found, sample = json.loads(text), json.loads(SAMPLE.read_text("utf-8"))
+    for part in (lambda c: c, itemgetter("processor"), itemgetter("versions")):
+        assert part(found).keys() == part(sample).keys()

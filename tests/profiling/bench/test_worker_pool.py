@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import WorkerDiedError
+from common.errors import InputError, WorkerDiedError
 from profiling.bench.variant import Run, Variant, Workload
 from profiling.bench.worker_pool import (
     WorkerPool,
@@ -74,23 +74,25 @@ def test_worker_measures_its_runs_and_lives_between_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("behaviour", "cause"),
+    ("behaviour", "kind", "message"),
     [
-        ("is killed", "SIGKILL"),
-        ("exits", "status 7: library: cannot go on"),
-        ("raises", "ArithmeticError: loss nan"),
-        ("is not prepared", "ValueError: no such thing"),
+        ("is killed", WorkerDiedError, "one: .*SIGKILL"),
+        ("exits", WorkerDiedError, "one: .*status 7: library: cannot go on"),
+        ("raises", WorkerDiedError, "one: .*ArithmeticError: loss nan"),
+        ("is not prepared", WorkerDiedError, "one: .*ValueError: no such thing"),
+        ("refuses", InputError, r"0\.jpg: damaged image$"),  # which no worker is to blame for
     ],
 )
-def test_error_names_the_worker_and_the_cause(behaviour: str, cause: str) -> None:
-    with pytest.raises(WorkerDiedError) as caught:
+def test_error_names_the_worker_and_the_cause(
+    behaviour: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=f"^{message}") as caught:
         worker = variant_worker(variant("one", behaviour=behaviour), WORKLOAD)
         try:
             worker.run()
         finally:
             worker.close()
             assert not is_alive(worker.facts["process"])
-    assert str(caught.value).startswith("one: ") and cause in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

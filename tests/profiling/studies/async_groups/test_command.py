@@ -179,24 +179,24 @@ def test_wrong_arguments_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_of_other_probes_is_refused(run_here: RunHere, tmp_path: Path) -> None:
-    content = {"about": {"config": "coco.yaml"}, "probes": [], "trained": []}
-    (tmp_path / "probes.json").write_text(json.dumps(content))
-    done = run_here(main, "groups", "--np", "2", "--out", tmp_path)
-    assert "config was coco.yaml, is now demo.yaml" in error_line(done)
-
-
-def test_folder_of_something_else_is_refused(run_here: RunHere, tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    done = run_here(main, "groups", "--np", "2", "--out", tmp_path)
-    message = f"error: {tmp_path}: contains photos, but no probes.json; give another --out"
-    assert error_line(done) == message
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_file_instead_of_a_folder_is_one_line(run_here: RunHere, tmp_path: Path) -> None:
-    file = tmp_path / "notes"
-    file.write_text("mine")
-    done = run_here(main, "groups", "--np", "2", "--out", file)
-    assert error_line(done).startswith(f"error: {file}/probes.json: cannot be written: ")
-    assert file.read_text() == "mine"
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        (
+            "out/probes.json",
+            '{"about": {"config": "coco.yaml"}, "probes": [], "trained": []}',
+            "/probes.json: config was coco.yaml, is now demo.yaml; give another --out",
+        ),
+        ("out/photos", "", ": contains photos, but no probes.json; give another --out"),
+        ("out", "mine", "/probes.json: cannot be written: "),
+    ],
+)
+def test_folder_of_others_is_refused(
+    name: str, content: str, error: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    file, out = tmp_path / name, tmp_path / "out"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    line = error_line(run_here(main, "groups", "--np", "2", "--out", out))
+    assert line.startswith(f"error: {out}{error}")
+    assert file.read_text() == content and (out.is_file() or [*out.iterdir()] == [file])

@@ -1,6 +1,8 @@
 """Hosts, networks and measurements of known behaviour."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from subprocess import CompletedProcess
 
 from profiling.studies.rounds import Shape
 from profiling.studies.tune.forecast import HostModel
@@ -15,6 +17,8 @@ from profiling.studies.tune.measurements import (
 from profiling.studies.tune.model import Checked, Fitted, Network, StepTime, StepTimeModel
 from retinanet.mlperf.rules import TRAINING_IMAGES, VALIDATION_IMAGES
 
+Tune = Callable[..., CompletedProcess[str]]
+"""Runs `retinanet launch tune` with its arguments, as the fixture `tune`."""
 STEP = StepTimeModel(fixed=0.6, per_image=2.5, serial=0.02, contention=0.1, cores=56)
 NETWORK = Network(latency=20e-6, bandwidth=3e9, source="sample")
 GRADIENT_BYTES = 140_000_000

@@ -4,14 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
 from common.errors import InputError
-from launch.__main__ import main
 from profiling.studies.rounds import Shape
 from profiling.studies.tune.cluster import (
     ASSUMED,
@@ -31,10 +29,8 @@ from profiling.studies.tune.cluster import (
 )
 from profiling.studies.tune.measurements import HostPeaks, Measurements, write_measurements
 from profiling.studies.tune.model import StepTime, epochs_of_mlperf
-from tests.profiling.studies.tune.samples import STEP, measurements
-from tests.support.commands import RunHere, error_line
-
-Tune = Callable[..., CompletedProcess[str]]
+from tests.profiling.studies.tune.samples import STEP, Tune, measurements
+from tests.support.commands import error_line
 
 PROGRAM = Program(
     name="a program",
@@ -83,11 +79,6 @@ COMPUTING = 2 * 2.0 / 8 / 2 + (2 * 0.8 + 0.2) / 8
 EXCHANGE = gradient_exchange(PROGRAM, CLUSTER).added_seconds(0.6 * (SERIAL + COMPUTING))
 FAST = replace(CLUSTER, core_memory_gb_per_s=1000)
 BESIDE = gradient_exchange(PROGRAM, CLUSTER).bytes_beside / 1e9
-
-
-@pytest.fixture
-def tune(run_here: RunHere) -> Tune:
-    return lambda *arguments: run_here(main, "tune", *arguments)
 
 
 @pytest.fixture

@@ -2,37 +2,21 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
 from common.errors import BAD_INPUT
-from launch.__main__ import main
 from profiling.studies.tune import command
 from profiling.studies.tune.command import launch_command, slurm_script, training_arguments
 from profiling.studies.tune.measurements import write_measurements
 from tests.launch.ranks import run_python
-from tests.profiling.studies.tune.samples import measurements, probes
+from tests.profiling.studies.tune.samples import Tune, measurements, probes
 from tests.profiling.studies.tune.test_forecast import choose, grouped
-from tests.support.commands import RunHere, error_line
+from tests.support.commands import error_line
 
 NETWORK = ("--network", "24Gbit/s,20us")
-Tune = Callable[..., CompletedProcess[str]]
-
-
-@pytest.fixture
-def tune(run_here: RunHere) -> Tune:
-    return lambda *arguments: run_here(main, "tune", *arguments)
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    file = tmp_path / "plan.json"
-    write_measurements(file, measurements())
-    return file
 
 
 @pytest.fixture
@@ -90,14 +74,6 @@ def test_unwritable_output_is_refused_before_measuring(
     done = tune(*given, option, tmp_path / "file" / "output.png", "--hosts", 1)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert str(tmp_path / "file" / "output.png") in done.stderr
-
-
-def test_other_file_is_not_a_plan(tmp_path: Path, tune: Tune) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text("{}")
-    done = tune("--plan", file)
-    assert "was not written by" in error_line(done)
-    assert file.read_text() == "{}"
 
 
 def value_after(command: str, option: str) -> float:
@@ -159,6 +135,8 @@ def test_probe_runs_of_another_plan_are_refused(tune: Tune, tmp_path: Path) -> N
     ("option", "value"),
     [
         *(("--probe", sizes) for sizes in ("8", "8,8", "0,8", "8,x")),
+        *(("--network", text) for text in ("", "25", "25Gbit/s", "0Gbit/s,20us", "25Gbit/s,20")),
+        ("--network", "fast,20us"),
         ("--probe-target", "1.5"),
         ("--groups", "4"),
     ],
@@ -166,6 +144,7 @@ def test_probe_runs_of_another_plan_are_refused(tune: Tune, tmp_path: Path) -> N
 def test_wrong_values_are_refused(option: str, value: str, tune: Tune) -> None:
     done = tune(option, value)
     assert done.returncode == BAD_INPUT and f"argument {option}: expected" in done.stderr
+    assert option != "--network" or "such as 25Gbit/s,20us" in done.stderr
 
 
 @pytest.mark.slow

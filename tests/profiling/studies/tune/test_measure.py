@@ -40,14 +40,13 @@ from profiling.studies.tune.measurements import (
     Measurements,
     PartialMeasurement,
     read_measurements,
-    write_measurements,
 )
 from profiling.studies.tune.model import fit_network
 from retinanet.config_file import load_config
 from tests.launch.ranks import MPIRUN, Ended, ended
 from tests.launch.topologies import cores_in_a_row
 from tests.launch.two_hosts import TwoHosts
-from tests.profiling.studies.tune.samples import NETWORK, measurements
+from tests.profiling.studies.tune.samples import NETWORK
 from tests.support.commands import RunHere, run_program
 from tests.support.fast_precision import FAST_PRECISION
 
@@ -59,7 +58,7 @@ SMALL = (
 )
 SHAPES = [Shape(ranks=ranks, threads=1, batch_size=1) for ranks in (1, 2)]
 REQUEST = CoreRequest(threads=None, comm_cores=0, loader_cores=0)
-LIMIT, BYTES_PER_SECOND = "400mbit", 50e6
+LIMIT, BYTES_PER_SECOND = "800mbit", 100e6
 
 
 def host(sockets: int, cores: int) -> Sequence[Socket]:
@@ -119,7 +118,7 @@ def test_custom_data_has_its_images_and_classes(tmp_path: Path) -> None:
     overrides = custom_data(tmp_path)
     data = trained_data("coco.yaml", overrides, console=QUIET)
     assert data == TrainedData(
-        name="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
+        data="coco.yaml", config="coco.yaml", images=3, evaluated_images=2, classes=2
     )
     assert synthetic_data(load_config("coco.yaml", overrides), classes=2) == ()
 
@@ -214,7 +213,7 @@ def test_disturbed_peak_is_an_error_that_names_the_other_work(
 
 def demo_plan(*overrides: str) -> PartialMeasurement:
     data = TrainedData(
-        name="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
+        data="demo.yaml", config="demo.yaml", images=8, evaluated_images=1, classes=4
     )
     return what_to_measure(data, overrides=overrides)
 
@@ -222,13 +221,6 @@ def demo_plan(*overrides: str) -> PartialMeasurement:
 @pytest.mark.exhaustive
 def test_evaluation_uses_the_configured_model() -> None:
     assert 0 < evaluation_seconds(demo_plan("model.norm=batch", *SMALL)) < 60
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    file = tmp_path / "plan.json"
-    write_measurements(file, measurements())
-    return file
 
 
 def tune_on_left(hosts: TwoHosts, plan: Path, *arguments: str) -> Ended:
