@@ -43,8 +43,8 @@ from retinanet.training.progress import START
 from retinanet.training.published import COCO, published_weights, read_published
 from retinanet.training.train_state import (
     MODEL_FILE,
-    ModelDescription,
     State,
+    describe_model,
     random_states,
 )
 from retinanet.training.weight_files import describe_weights, read_trusted, unpickle_weights
@@ -74,7 +74,7 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
 
 IMAGE_SIZE = 800
 """MLPerf's reference resizes images to this square, torchvision the shorter side. [pixels]"""
-NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
+CONSTANT = {"norm": "frozen", "trainable_layers": 3}
 """Norms are constants in evaluation, however they were trained, and no training follows."""
 
 
@@ -176,28 +176,16 @@ def converted_state(
     """Return the state of a checkpoint that no run of this program has written."""
     settings = {
         "run": {"name": "converted"},
-        "model": {
-            "norm": NORM,
-            "trainable_layers": TRAINABLE_LAYERS,
-            **architecture._asdict(),
-        },
+        "model": {**CONSTANT, **architecture._asdict()},
         "data": {"image_size": image_size, "resize": resize},
-        "engine": {"precision": PRECISION},
+        "engine": {"precision": "float32"},
     }
+    config = config_from_tree(settings, "command line")
     return State(
-        model=ModelDescription(
-            num_classes=class_map.num_classes,
-            norm=NORM,
-            trainable_layers=TRAINABLE_LAYERS,
-            image_size=image_size,
-            resize=resize,
-            precision=PRECISION,
-            classes=class_map.to_json(),
-            **architecture._asdict(),
-        ),
+        model=describe_model(config, class_map),
         position=START,
         setup={"ranks": 1},
-        config=config_to_tree(config_from_tree(settings, "command line")),
+        config=config_to_tree(config),
         random_states=[random_states()],
         parts={},
     )
