@@ -29,6 +29,7 @@ SETTINGS = (
     "evaluation.pictures=0",
     f"checkpoint.every={MIDDLE} steps",
     "checkpoint.keep=9",
+    "training.optimizer=sgd",
     "engine.precision=float32",
     "launch.threads=1",
 )

@@ -27,6 +27,7 @@ SITE_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
 SMALL = (
     *("--config", "demo.yaml", "data.image_size=64", "data.scenes.train=4"),
     *("data.scenes.validation=2", "training.batch_size=2", "training.target_map=null"),
+    "training.optimizer=sgd",
     *("training.epochs=1", "evaluation.pictures=0", "engine.precision=float32"),
 )
 Installed = Callable[..., CompletedProcess[str]]

@@ -418,6 +418,7 @@ def test_statistics_of_different_norms_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_reading_keeps_no_file_mapped(copy: Path) -> None:
     model, optimizer = new_model()
+    read_checkpoint(copy).require_complete()
     read_checkpoint(copy).load_training_state(model, optimizer)
     ranks = read_checkpoint(copy).rank_states()
     shutil.rmtree(copy)
