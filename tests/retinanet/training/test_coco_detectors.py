@@ -221,6 +221,8 @@ def test_other_file_of_this_kind_needs_trust_and_names(
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     checkpoint = read_checkpoint(tmp_path / "made")
     assert checkpoint.model.resize == "square"
+    assert checkpoint.model.classes["names"] == list(detectors[V1].names)
+    assert checkpoint.model.classes["category_ids"] == list(range(91))
     # As for the published file, whose norms are the same.
     key = "backbone.body.bn1.weight"
     tensor = checkpoint.tensors("model.safetensors")[key]
