@@ -19,7 +19,7 @@ from retinanet.__main__ import main
 from retinanet.mlperf.commands import Machine, size_of_log
 from retinanet.mlperf.compare import labels
 from retinanet.mlperf.log import read_run_log
-from retinanet.mlperf.timeline import Timeline, read_timeline
+from retinanet.mlperf.timeline import Timeline
 from tests.support.commands import RunHere, error_line, run_program
 from tests.support.mlperf_runs import closed_config, write_run
 
@@ -31,7 +31,7 @@ INTEL, NVIDIA = FIXTURES / INTEL_NAME, FIXTURES / NVIDIA_NAME
 
 
 def timeline(path: Path, size: Machine | None = None) -> Timeline:
-    return read_timeline(read_run_log(path), size=size)
+    return Timeline(read_run_log(path), size=size)
 
 
 def noted(log: Timeline, *parts: str) -> bool:
