@@ -47,7 +47,7 @@ from retinanet.training.train_state import (
     describe_model,
     random_states,
 )
-from retinanet.training.weight_files import describe_weights, read_trusted, unpickle_weights
+from retinanet.training.weight_files import read_pickle
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
@@ -62,11 +62,10 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
     if out.suffix != ".safetensors":
         raise InputError(f"--out: {out}: expected a name that ends in .safetensors")
     require_free_outputs([out], overwrite=overwrite)
-    content, published = read_trusted(file, trust=trust)
-    weights = unpickle_weights(content, file)
+    weights, lines, _ = read_pickle(file, trust=trust)
     written = save(weights.tensors, metadata={"format": "pt"})
     write_atomically(out, written)
-    print("\n".join(describe_weights(file, content, weights, published=published)))
+    print("\n".join(lines))
     digest = hashlib.sha256(written).hexdigest()
     print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")
     return FINISHED
@@ -119,7 +118,6 @@ def convert_detector(
     architecture = architecture_of(tensors)
     state = converted_state(class_map, architecture, image_size=image_size, resize=resize)
     with or_refused(out, advice="set --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
     named = sum(name != UNNAMED for name in class_map.names)
     print("\n".join(lines))
@@ -144,9 +142,7 @@ def read_detector_file(
         return tensors, [f"{file}: safetensors, sha256 {file_digest(file)}"], None
     if str(file) in COCO_DETECTORS:
         _, file = read_published(published_weights(str(file), COCO))
-    content, published = read_trusted(file, trust=trust)
-    weights = unpickle_weights(content, file)
-    lines = describe_weights(file, content, weights, published=published)
+    weights, lines, published = read_pickle(file, trust=trust)
     return weights.tensors, lines, published
 
 
