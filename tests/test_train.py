@@ -1,7 +1,6 @@
 """The real command line on a few synthetic images: whole runs, interruptions, and errors."""
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -392,23 +391,6 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
         assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
         losses[workers] = [record["loss"] for record in steps]
     assert losses["auto"] == pytest.approx(losses["0"], rel=1e-4)
-
-
-def test_resume_without_a_run_is_an_error(tmp_path: Path, train_here: TrainHere) -> None:
-    outcome = train_here(*settings_in(tmp_path, "none"), "--resume")
-    assert outcome.code == 2 and f"{tmp_path / 'none'}: --resume: " in outcome.errors
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_folder_of_a_running_training_is_refused(tmp_path: Path, train_here: TrainHere) -> None:
-    (tmp_path / "live").mkdir()
-    with (tmp_path / "live" / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for flag in ([], ["--overwrite"]):
-            outcome = train_here(*settings_in(tmp_path, "live"), *flag)
-            assert outcome.code == 2 and "another run is writing there" in outcome.errors
-            assert outcome.errors.count("\n") == 1
-    assert [file.name for file in (tmp_path / "live").iterdir()] == [".lock"]
 
 
 def test_configuration_error_leaves_no_lock_file_on_a_file_system_without_locks(
