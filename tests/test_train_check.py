@@ -123,10 +123,23 @@ def test_each_failure_is_one_line(train: TrainHere, tmp_path: Path) -> None:
     assert "the run cannot start: 4 failures" in outcome.output
 
 
-def test_check_ranks_plans_for_ranks_that_are_not_started(train: TrainHere, tmp_path: Path) -> None:
-    outcome = train("--check", "--check-ranks", "4096", f"run.root={tmp_path}")
-    assert outcome.code == 2
-    assert "4096 ranks are more than" in outcome.errors
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--check-ranks", "4096"), "4096 ranks are more than"),
+        (("--check-ranks", "9" * 12), "--check-ranks"),
+        (
+            ("training.gradient_accumulation=1000",),
+            "error: steps: training.gradient_accumulation: 1000 batches",
+        ),
+    ],
+    ids=["ranks that are not started", "absurd number of ranks", "longer than an epoch"],
+)
+def test_impossible_plan_is_refused(
+    arguments: tuple[str, ...], error: str, train: TrainHere, tmp_path: Path
+) -> None:
+    outcome = train("--check", *arguments, f"run.root={tmp_path}")
+    assert outcome.code == 2 and error in outcome.errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("start", [["--check"], []])
@@ -141,18 +154,6 @@ def test_batch_larger_than_memory_is_refused(
     [line] = [line for line in outcome.errors.splitlines() if field in line]
     assert line.startswith(f"error: memory: {field}: 900,000 images ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_accumulation_longer_than_an_epoch_is_refused(train: TrainHere, tmp_path: Path) -> None:
-    outcome = train("--check", "training.gradient_accumulation=1000", f"run.root={tmp_path}")
-    assert outcome.code == 2
-    assert outcome.errors.startswith("error: steps: training.gradient_accumulation: 1000 batches")
-
-
-def test_absurd_number_of_ranks_is_refused(train: TrainHere, tmp_path: Path) -> None:
-    outcome = train("--check", "--check-ranks", "9" * 12, f"run.root={tmp_path}")
-    assert outcome.code == 2
-    assert "--check-ranks" in outcome.errors.splitlines()[-1]
 
 
 def test_ctrl_c_ends_with_130_and_leaves_no_files(
