@@ -140,14 +140,6 @@ class Checkpoint:
         self._load_tensors(model, tensors)
         return model.to(memory_format=torch.channels_last)
 
-    def load_weights(self, model: RetinaNet) -> None:
-        """Load the checkpoint's weights into a model.
-
-        Raises:
-            InputError: The weights cannot be read or do not fit.
-        """
-        self._load_tensors(model, self.tensors(MODEL_FILE))
-
     def _load_tensors(self, model: RetinaNet, tensors: dict[str, Tensor]) -> None:
         try:
             model.load_state_dict(tensors)
@@ -171,7 +163,7 @@ class Checkpoint:
         Raises:
             InputError: A file cannot be read, or belongs to another model.
         """
-        self.load_weights(model)
+        self._load_tensors(model, self.tensors(MODEL_FILE))
         if self.has_average:
             if average is not None:
                 average.restart()

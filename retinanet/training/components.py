@@ -360,24 +360,6 @@ class RunComponents:
                 note_bad_images=note_bad_images,
             )
 
-    def save(self, position: Progress) -> None:
-        """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
-        step = position.step
-        self.checkpointer.save(
-            partial(self.gathered, position), step=step, epoch=self.plan.epochs_done(step)
-        )
-
-    def save_nonfinite(self, report: NonFiniteReport, position: Progress) -> str:
-        """Write the state before a step that was not finite; return where it is, or why not."""
-        contents = self.gathered(position)
-        try:
-            folder = self.checkpointer.save_nonfinite(
-                contents, step=position.step, report=report.content
-            )
-        except InputError as error:
-            return str(error)
-        return f"details in {folder}"
-
     def gathered(self, position: Progress) -> Contents | None:
         """Return the contents of a checkpoint, see `checkpointer.gathered`."""
         state = State(
