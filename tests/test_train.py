@@ -384,7 +384,8 @@ def test_starting_a_loading_process_within_an_epoch_keeps_the_losses(
     losses = {}
     for workers in ("auto", "0"):
         name = f"workers-{workers}"
-        outcome = train_here(*settings_in(root, name, f"data.workers={workers}"))
+        changes = ("data.scenes.train=8", f"data.workers={workers}")
+        outcome = train_here(*settings_in(root, name, *changes))
         assert outcome.code == 0, outcome.errors
         assert ("a separate process loads from now on" in outcome.output) == (workers == "auto")
         steps = read_records(root / name, kind="step")
