@@ -16,12 +16,12 @@ from tests.support.training_runs import read_records
 
 pytestmark = pytest.mark.slow
 
-NUM_IMAGES = 8
+NUM_IMAGES = 4
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """Return a COCO folder with 8 images, all for training, the first two also for validation."""
+    """Return a COCO folder with 4 images, all for training, the first two also for validation."""
     folder = tmp_path / "coco"
     for split, count in (("train2017", NUM_IMAGES), ("val2017", 2)):
         (folder / split).mkdir(parents=True)
@@ -51,6 +51,7 @@ def settings_in(dataset: Path, *changes: str) -> list[str]:
         *("data.class_indices=contiguous", "model.num_classes=null", "model.norm=batch"),
         *("model.trainable_layers=5", "model.pretrained_backbone=null", "training.batch_size=2"),
         *("training.epochs=2", "evaluation.every=2", "evaluation.pictures=0", *changes),
+        "training.optimizer=sgd",
         *("launch.threads=1", f"engine.precision={FAST_PRECISION}"),
     ]
 
@@ -78,7 +79,7 @@ def test_bad_images_are_replaced_and_recorded_once(dataset: Path, train_here: Tr
     assert "evaluated as an image without detections" in done.output
     assert len(records(dataset, "bad_image")) == 2
     assert "2 could not be read, see metrics" in done.output
-    assert len(records(dataset, "step")) == 8
+    assert len(records(dataset, "step")) == NUM_IMAGES
 
 
 @pytest.mark.usefixtures("clean_up")
@@ -92,18 +93,18 @@ def test_bad_image_stops_the_run_which_resumes_after_repair(
     assert done.code == 2
     (line,) = done.errors.splitlines()
     assert line.startswith(f"error: {bad}: damaged image") and line.endswith("--resume")
-    assert len(records(dataset, "step")) == 8
+    assert len(records(dataset, "step")) == NUM_IMAGES
     bad.write_bytes(content)
     done = train_here(*settings_in(dataset, "--resume"))
     assert done.code == 0, done.errors
-    assert len(records(dataset, "step")) == 8
+    assert len(records(dataset, "step")) == NUM_IMAGES
     assert len(records(dataset, "evaluation")) == 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("clean_up")
 def test_more_bad_images_than_the_limit_end_the_run(dataset: Path, train_here: TrainHere) -> None:
-    for index in range(0, NUM_IMAGES, 2):
+    for index in range(NUM_IMAGES - 1):
         (dataset / "train2017" / f"{index}.png").write_bytes(b"no image")
     done = train_here(*settings_in(dataset, "data.on_bad_image=skip", "data.bad_image_limit=2"))
     assert done.code == 2
@@ -119,4 +120,4 @@ def test_reserved_core_loads_images(dataset: Path) -> None:
     arguments = settings_in(dataset, "data.reserve_cores=1")
     done = run_program(sys.executable, "train.py", *arguments, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(records(dataset, "step")) == 8
+    assert len(records(dataset, "step")) == NUM_IMAGES

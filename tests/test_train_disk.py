@@ -16,11 +16,12 @@ from tests.support.commands import run_program
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    "data.scenes.train=8",
+    "data.scenes.train=6",
     "data.scenes.validation=2",
     "data.image_size=64",
     "training.batch_size=2",
     "training.max_steps=3",
+    "training.optimizer=sgd",
     "training.target_map=null",
     "evaluation.pictures=1",
     "checkpoint.every=1 steps",
@@ -30,8 +31,8 @@ SETTINGS = (
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a file system with room for one checkpoint of 383 MB, not for two."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(tmp_path)]
+    """Return a file system with room for one checkpoint of 128 MB, not for two."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(tmp_path)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a disk of its own takes root, and the right to mount")
     yield tmp_path
@@ -51,7 +52,7 @@ def test_training_continues_on_a_full_disk_and_fails_at_its_end(
     assert "free disk space, then continue with: " in line and line.endswith("--resume")
     newest, problems = newest_valid(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 1 and problems == []
-    subprocess.run(["mount", "-o", "remount,size=2g", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
     assert train_here(*SETTINGS, f"run.root={disk}", "--resume").code == 0
     newest, _ = newest_valid(disk / "full" / "checkpoints")
     assert newest is not None and newest.position.step == 3

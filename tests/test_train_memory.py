@@ -17,7 +17,7 @@ from tests.support.training_runs import read_records
 pytestmark = pytest.mark.slow
 
 
-STEPS = 15
+STEPS = 9
 STEPS_PER_EPOCH = 3
 
 

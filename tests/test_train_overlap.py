@@ -18,12 +18,12 @@ from tests.support.training_runs import assert_same_end, read_records, start_tra
 
 pytestmark = pytest.mark.slow
 
-STEPS_OF_EPOCH = 4
+STEPS_OF_EPOCH = 3
 SETTINGS = (
-    *("data.scenes.train=8", "data.scenes.validation=4", "data.image_size=64"),
+    *("data.scenes.train=6", "data.scenes.validation=4", "data.image_size=64"),
     *("training.batch_size=2", "training.learning_rate=1e-3", "training.warmup_epochs=0"),
     *("training.epochs=2", "training.target_map=null", "evaluation.pictures=0"),
-    *("engine.precision=float32", "launch.threads=1"),
+    *("training.optimizer=sgd", "engine.precision=float32", "launch.threads=1"),
 )
 OVERLAP = "evaluation.overlap=true"
 
@@ -121,8 +121,8 @@ def is_metric(process: int) -> bool:
 
 @pytest.mark.exhaustive
 def test_weights_that_reached_the_target_are_restored(root: Path, train_here: TrainHere) -> None:
-    images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=8")
-    target = ("training.epochs=40", "training.target_map=1e-9")
+    images = ("data.scenes.train=32", "data.scenes.validation=8", "training.batch_size=10")
+    target = ("training.optimizer=adam", "training.epochs=40", "training.target_map=1e-9")
     arguments = settings_in(root, "target", OVERLAP, *images, *target)
     shown = output_of(train_here(*arguments))
     run = root / "target"

@@ -23,6 +23,7 @@ SETTINGS = (
     "data.image_size=64",
     "training.batch_size=1",
     "training.max_steps=1",
+    "training.optimizer=sgd",
     "evaluation.pictures=0",
     f"engine.precision={FAST_PRECISION}",
 )

@@ -31,7 +31,7 @@ from common.files import write_json
 from common.wording import listed
 from retinanet.mlperf.commands import CompareOptions, Machine
 from retinanet.mlperf.log import NAME, read_run_logs
-from retinanet.mlperf.timeline import Timeline, read_timeline
+from retinanet.mlperf.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def read_timelines(paths: Sequence[Path], sizes: dict[str, Machine]) -> list[Tim
         for log in read_run_logs([path]):
             if log.file.resolve() in [other.log.file.resolve() for other in timelines]:
                 raise InputError(f"{log.file}: given twice")
-            timelines.append(read_timeline(log, size=sizes.get(str(path))))
+            timelines.append(Timeline(log, size=sizes.get(str(path))))
     return timelines
 
 

@@ -2,7 +2,7 @@
 
 A log follows MLPerf's logging rules, but these leave much open. `train_samples` counts images or
 batches, epochs count from 0 or 1 and may be blocks of several, an evaluation may run beside the
-next epoch, and the number of ranks is not in every log. `read_timeline` takes what the log says;
+next epoch, and the number of ranks is not in every log. `Timeline` takes what the log says;
 what it does not say is None. Each number that follows from others, and each that is missing, has a
 note.
 """
@@ -57,69 +57,6 @@ class Evaluation:
     seconds: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """What a log says about speed and convergence; times are in seconds unless they say minutes."""
-
-    log: RunLog
-    machine: Machine
-    batch_size: int | None
-    dataset_images: int | None
-    """Training images of the data set."""
-    epoch_images: int | None
-    """Images of a whole epoch as it was run: a last batch may be left out or filled up."""
-    image_size: int | None
-    target: float | None
-    has_no_target: bool
-    initialization: float | None
-    to_first_step: float | None
-    epochs: tuple[Epoch, ...]
-    evaluations: tuple[Evaluation, ...]
-    minutes_to_target: float | None
-    notes: list[str]
-
-    @property
-    def whole_epochs(self) -> list[Epoch]:
-        """The epochs that were not cut short."""
-        return [epoch for epoch in self.epochs if epoch.is_whole]
-
-    @property
-    def epoch_seconds(self) -> list[float]:
-        """The times of whole epochs."""
-        return [epoch.seconds for epoch in self.whole_epochs]
-
-    @property
-    def periods(self) -> list[float]:
-        """The times from the start of an epoch to that of the next, evaluation included."""
-        pairs = zip(self.epochs, self.epochs[1:], strict=False)
-        return [
-            (following.start_ms - epoch.start_ms) / 1000 / epoch.count
-            for epoch, following in pairs
-            if epoch.is_whole and following.number == epoch.number + following.count
-        ]
-
-    @property
-    def images_per_second(self) -> float | None:
-        """The median over whole epochs or, if there are none, over parts of one."""
-        return median_speed(self.whole_epochs or self.epochs)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The time of one step of the global batch size."""
-        speed = self.images_per_second
-        return None if speed is None or self.batch_size is None else self.batch_size / speed
-
-    def per(self, number: int | None) -> float | None:
-        """Return the images per second of one of `number` hosts, ranks or cores."""
-        speed = self.images_per_second
-        return None if speed is None or number is None else speed / number
-
-    @property
-    def evaluation_seconds(self) -> list[float]:
-        """The times of evaluations."""
-        return [item.seconds for item in self.evaluations if item.seconds is not None]
-
-
 def median_speed(epochs: Iterable[Epoch]) -> float | None:
     """Return the median images per second of epochs, or None if no images or times are known."""
     speeds = [
@@ -128,45 +65,6 @@ def median_speed(epochs: Iterable[Epoch]) -> float | None:
         if epoch.images is not None and epoch.seconds > 0
     ]
     return median(speeds) if speeds else None
-
-
-def read_timeline(log: RunLog, *, size: Machine | None = None) -> Timeline:
-    """Return the times of a run; `size` is what the user knows about its machines.
-
-    Raises:
-        InputError: The log is of another benchmark, or contradicts `size`.
-    """
-    if log.value(constants.SUBMISSION_BENCHMARK) is not None:
-        log.rules(None)  # raises an error for another benchmark
-    reader = Reader(log)
-    epochs, batch = reader.epochs(), reader.count(constants.GLOBAL_BATCH_SIZE)
-    steps = reader.steps(epochs)
-    epoch_images, dataset_images = reader.images(batch, steps=max(steps.values(), default=None))
-    epochs = reader.with_images(epochs, steps, batch=batch, whole=epoch_images)
-    start, stop = reader.time(constants.RUN_START), reader.last_time(constants.RUN_STOP)
-    seconds = seconds_between(start, stop) if log.status == constants.SUCCESS else None
-    target, has_no_target = reader.target()
-    timeline = Timeline(
-        log=log,
-        machine=reader.machine(batch, size),
-        batch_size=batch,
-        dataset_images=dataset_images,
-        epoch_images=epoch_images,
-        image_size=reader.image_size(),
-        target=target,
-        has_no_target=has_no_target,
-        initialization=seconds_between(
-            reader.time(constants.INIT_START), reader.last_time(constants.INIT_STOP)
-        ),
-        to_first_step=seconds_between(start, reader.first_start()),
-        epochs=epochs,
-        evaluations=reader.evaluations(start),
-        minutes_to_target=None if seconds is None else seconds / 60,
-        notes=reader.notes,
-    )
-    reader.note_speeds(timeline)
-    reader.note_missing(timeline)
-    return timeline
 
 
 def seconds_between(start_ms: int | None, stop_ms: int | None) -> float | None:
@@ -210,35 +108,105 @@ def file_beside(log: RunLog, name: str) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-class Reader:
-    """Reads one log, and collects notes on it."""
+class Timeline:
+    """What a log says about speed and convergence; times are in seconds unless they say minutes."""
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, log: RunLog, *, size: Machine | None = None) -> None:
+        """Read the log of a run; `size` is what the user knows about its machines.
+
+        Raises:
+            InputError: The log is of another benchmark, or contradicts `size`.
+        """
+        if log.value(constants.SUBMISSION_BENCHMARK) is not None:
+            log.rules(None)  # raises an error for another benchmark
         self.log = log
         self.notes: list[str] = []
         environment, config = file_beside(log, "environment.json"), file_beside(log, "config.yaml")
-        self.is_ours = bool(environment)
+        self._is_ours = bool(environment)
         ranks, training = environment.get("ranks"), config.get("training")
-        self.own_ranks: Mapping[str, Any] = ranks if isinstance(ranks, dict) else {}
-        self.own_training: Mapping[str, Any] = training if isinstance(training, dict) else {}
+        self._own_ranks: Mapping[str, Any] = ranks if isinstance(ranks, dict) else {}
+        self._own_training: Mapping[str, Any] = training if isinstance(training, dict) else {}
+        self.batch_size = self._count(constants.GLOBAL_BATCH_SIZE)
+        epochs = self._read_epochs()
+        steps = self._read_steps(epochs)
+        self.epoch_images, self.dataset_images = self._read_images(
+            max(steps.values(), default=None)
+        )
+        """Images of a whole epoch as it was run, in which a last batch may be left out or filled
+        up; and training images of the data set."""
+        self.epochs = self._with_images(epochs, steps)
+        start, stop = self._time(constants.RUN_START), self._last_time(constants.RUN_STOP)
+        seconds = seconds_between(start, stop) if log.status == constants.SUCCESS else None
+        self.target, self.has_no_target = self._read_target()
+        self.machine = self._read_machine(size)
+        self.image_size = self._read_image_size()
+        self.initialization = seconds_between(
+            self._time(constants.INIT_START), self._last_time(constants.INIT_STOP)
+        )
+        self.to_first_step = seconds_between(start, self._first_start())
+        self.evaluations = self._read_evaluations(start)
+        self.minutes_to_target = None if seconds is None else seconds / 60
+        self._note_speeds()
+        self._note_missing()
 
-    def lines(self, key: str) -> Iterator[LogLine]:
+    @property
+    def whole_epochs(self) -> list[Epoch]:
+        """The epochs that were not cut short."""
+        return [epoch for epoch in self.epochs if epoch.is_whole]
+
+    @property
+    def epoch_seconds(self) -> list[float]:
+        """The times of whole epochs."""
+        return [epoch.seconds for epoch in self.whole_epochs]
+
+    @property
+    def periods(self) -> list[float]:
+        """The times from the start of an epoch to that of the next, evaluation included."""
+        pairs = zip(self.epochs, self.epochs[1:], strict=False)
+        return [
+            (following.start_ms - epoch.start_ms) / 1000 / epoch.count
+            for epoch, following in pairs
+            if epoch.is_whole and following.number == epoch.number + following.count
+        ]
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The median over whole epochs or, if there are none, over parts of one."""
+        return median_speed(self.whole_epochs or self.epochs)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The time of one step of the global batch size."""
+        speed = self.images_per_second
+        return None if speed is None or self.batch_size is None else self.batch_size / speed
+
+    def per(self, number: int | None) -> float | None:
+        """Return the images per second of one of `number` hosts, ranks or cores."""
+        speed = self.images_per_second
+        return None if speed is None or number is None else speed / number
+
+    @property
+    def evaluation_seconds(self) -> list[float]:
+        """The times of evaluations."""
+        return [item.seconds for item in self.evaluations if item.seconds is not None]
+
+    def _lines(self, key: str) -> Iterator[LogLine]:
         """Yield the events of a key."""
         return (line for line in self.log.lines if line.key == key)
 
-    def time(self, key: str) -> int | None:
+    def _time(self, key: str) -> int | None:
         """Return the time of the first event of a key. [ms]"""
-        return min((line.time_ms for line in self.lines(key)), default=None)
+        return min((line.time_ms for line in self._lines(key)), default=None)
 
-    def last_time(self, key: str) -> int | None:
+    def _last_time(self, key: str) -> int | None:
         """Return the time of the last event of a key. [ms]"""
-        return max((line.time_ms for line in self.lines(key)), default=None)
+        return max((line.time_ms for line in self._lines(key)), default=None)
 
-    def count(self, key: str) -> int | None:
+    def _count(self, key: str) -> int | None:
         """Return the value of a key that counts something."""
         return positive_integer(self.log.value(key))
 
-    def times(self, names: Mapping[str, str]) -> list[tuple[float, dict[str, int]]]:
+    def _times(self, names: Mapping[str, str]) -> list[tuple[float, dict[str, int]]]:
         """Return the times of events by epoch, under the `names` of their keys, in order. [ms]
 
         All ranks may have logged them: the last `stop` counts, and the first of all else.
@@ -251,14 +219,14 @@ class Reader:
                 of_epoch[name] = pick(line.time_ms, of_epoch.get(name, line.time_ms))
         return sorted(times.items())
 
-    def epochs(self) -> tuple[Epoch, ...]:
+    def _read_epochs(self) -> tuple[Epoch, ...]:
         """Return the epochs that have a start and a stop, in order."""
         counts = {
             numbered_by(line): positive_integer(line.metadata.get(constants.EPOCH_COUNT)) or 1
             for line in self.log.lines
             if line.key in BLOCKS
         }
-        times = self.times(EPOCHS)
+        times = self._times(EPOCHS)
         shift = (times[:1] or [(1, {})])[0][0] == 0 or self.log.value("first_epoch_num") == 0
         epochs = []
         for number, ends in times:
@@ -271,24 +239,24 @@ class Reader:
                 epochs.append(Epoch(number=last, count=count, start_ms=start, stop_ms=stop))
         return tuple(epochs)
 
-    def first_start(self) -> int | None:
+    def _first_start(self) -> int | None:
         """Return the time at which the first epoch started, even if it has no stop. [ms]"""
         for start_key, stop_key in (
             (constants.EPOCH_START, constants.EPOCH_STOP),
             (constants.BLOCK_START, constants.BLOCK_STOP),
         ):
-            first = self.time(start_key)
+            first = self._time(start_key)
             # If its line is lost, the first one of the log is that of a later epoch.
-            earlier = (self.time(stop_key), self.time(constants.EVAL_START))
+            earlier = (self._time(stop_key), self._time(constants.EVAL_START))
             if first is not None and all(time is None or time > first for time in earlier):
                 return first
         return None
 
-    def steps(self, epochs: Sequence[Epoch]) -> dict[float, int]:
+    def _read_steps(self, epochs: Sequence[Epoch]) -> dict[float, int]:
         """Return the steps of the global batch size in each epoch, for logs that number steps."""
         at = {(line.key, line.time_ms): line.metadata.get("step_num") for line in self.log.lines}
         # Each compute group of ours has the logged batch size, and all take a step together.
-        groups = positive_integer(self.own_ranks.get("compute_groups")) or 1
+        groups = positive_integer(self._own_ranks.get("compute_groups")) or 1
         steps = {}
         for epoch in epochs:
             first = finite_number(at.get((constants.EPOCH_START, epoch.start_ms)))
@@ -297,11 +265,11 @@ class Reader:
                 steps[epoch.number] = int(last - first) * groups
         return steps
 
-    def images(self, batch: int | None, *, steps: int | None) -> tuple[int | None, int | None]:
+    def _read_images(self, steps: int | None) -> tuple[int | None, int | None]:
         """Return the images of an epoch and of the data set; `steps`: of the longest epoch."""
-        samples = self.count(constants.TRAIN_SAMPLES)
+        samples, batch = self._count(constants.TRAIN_SAMPLES), self.batch_size
         # Ours counts images.
-        if samples is None or samples == TRAINING_IMAGES or self.is_ours:
+        if samples is None or samples == TRAINING_IMAGES or self._is_ours:
             return samples, samples
         if batch is not None:
             text = f"train_samples counts batches: {samples:,} × {batch:,} = "
@@ -321,16 +289,11 @@ class Reader:
         self.notes.append(f"train_samples {samples:,} is taken as images; nothing confirms it")
         return samples, samples
 
-    def with_images(
-        self,
-        epochs: Sequence[Epoch],
-        steps: Mapping[float, int],
-        *,
-        batch: int | None,
-        whole: int | None,
+    def _with_images(
+        self, epochs: Sequence[Epoch], steps: Mapping[float, int]
     ) -> tuple[Epoch, ...]:
         """Return epochs with their images, and note those that were cut short."""
-        counted = []
+        counted, batch, whole = [], self.batch_size, self.epoch_images
         for epoch in epochs:
             images, is_whole = None if whole is None else whole * epoch.count, True
             number, seconds = f"epoch {epoch.number:g}", significant(epoch.seconds, 3)
@@ -340,30 +303,30 @@ class Reader:
                 if not is_whole:
                     part = f"{steps[epoch.number]:,} of {-(-whole // batch):,} steps"
                     self.notes.append(f"{number}: cut short after {part}, {seconds} s")
-            elif epoch is epochs[-1] and self.ended_within(epoch):
+            elif epoch is epochs[-1] and self._ended_within(epoch):
                 images, is_whole = None, False
                 self.notes.append(f"{number}: left out, the run ended in it after {seconds} s")
             counted.append(replace(epoch, images=images, is_whole=is_whole))
         return tuple(counted)
 
-    def ended_within(self, epoch: Epoch) -> bool:
+    def _ended_within(self, epoch: Epoch) -> bool:
         """Return whether the last evaluation, beside which the epoch ran, ended the run."""
         # A log without its end may lack the evaluation of a whole epoch.
         if self.log.last(constants.RUN_STOP) is None:
             return False
-        start = self.last_time(constants.EVAL_START)
+        start = self._last_time(constants.EVAL_START)
         return (start is None or start < epoch.stop_ms) and any(
             epoch.start_ms < line.time_ms <= epoch.stop_ms
-            for line in self.lines(constants.EVAL_ACCURACY)
+            for line in self._lines(constants.EVAL_ACCURACY)
         )
 
-    def evaluations(self, start_ms: int | None) -> tuple[Evaluation, ...]:
+    def _read_evaluations(self, start_ms: int | None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; `start_ms` is MLPerf's clock's start."""
         accuracies: dict[float | None, float | None] = {}
-        for line in self.lines(constants.EVAL_ACCURACY):
+        for line in self._lines(constants.EVAL_ACCURACY):
             accuracies.setdefault(numbered_by(line), finite_number(line.value))
         evaluations = []
-        for number, times in self.times(EVALUATIONS):
+        for number, times in self._times(EVALUATIONS):
             seconds, accuracy = (
                 seconds_between(start_ms, times.get("accuracy")),
                 accuracies.get(number),
@@ -382,12 +345,12 @@ class Reader:
                 self.notes.append(f"evaluation after epoch {number:g}: no {', '.join(lost)}")
         return tuple(evaluations)
 
-    def target(self) -> tuple[float | None, bool]:
+    def _read_target(self) -> tuple[float | None, bool]:
         """Return the mAP at which the run stops, and whether it is known to have no target."""
-        if "target_map" in self.own_training:
-            target = finite_number(self.own_training["target_map"])
+        if "target_map" in self._own_training:
+            target = finite_number(self._own_training["target_map"])
             return target, target is None
-        if not self.is_closed:
+        if not self._is_closed:
             return None, False
         accuracy = self.log.accuracy
         if self.log.status == constants.SUCCESS and accuracy is not None and accuracy < TARGET_MAP:
@@ -399,14 +362,14 @@ class Reader:
         return TARGET_MAP, False
 
     @property
-    def is_closed(self) -> bool:
+    def _is_closed(self) -> bool:
         """Whether the log says that MLPerf's rules fix target and image size."""
         return self.log.value(constants.SUBMISSION_DIVISION) == constants.CLOSED
 
-    def image_size(self) -> int | None:
+    def _read_image_size(self) -> int | None:
         """Return the side of the square of images. [pixels]"""
-        size = self.count(constants.MAX_IMAGE_SIZE)
-        if size is None and self.is_closed:
+        size = self._count(constants.MAX_IMAGE_SIZE)
+        if size is None and self._is_closed:
             self.notes.append(
                 f"target mAP {TARGET_MAP} and images of {CLOSED_IMAGE_SIZE}×{CLOSED_IMAGE_SIZE} "
                 "pixels are rules of the closed division; the log has neither"
@@ -414,11 +377,11 @@ class Reader:
             return CLOSED_IMAGE_SIZE
         return size
 
-    def machine(self, batch: int | None, size: Machine | None) -> Machine:
+    def _read_machine(self, size: Machine | None) -> Machine:
         """Return hosts, ranks and cores: of our environment.json, the log, and the user."""
-        machine = machine_of_run(self.own_ranks)
+        machine = machine_of_run(self._own_ranks)
         if machine.ranks is None:
-            machine = Machine(hosts=hosts_of_platform(self.log), ranks=self.ranks(batch))
+            machine = Machine(hosts=hosts_of_platform(self.log), ranks=self._read_ranks())
         elif machine.cores is not None:
             per_rank = machine.cores // machine.ranks
             self.notes.append(
@@ -437,34 +400,34 @@ class Reader:
                 )
         return Machine(**(logged | given))
 
-    def ranks(self, batch: int | None) -> int | None:
+    def _read_ranks(self) -> int | None:
         """Return the number of ranks, from the batch sizes."""
-        local = self.count("local_batch_size")
+        batch, local = self.batch_size, self._count("local_batch_size")
         if batch is None or local is None or batch % local:
             return None
         # Submitters differ in whether a local batch is accumulated.
-        if self.count(constants.GRADIENT_ACCUMULATION_STEPS) != 1:
+        if self._count(constants.GRADIENT_ACCUMULATION_STEPS) != 1:
             return None
         ranks = batch // local
         self.notes.append(f"ranks {ranks} = global_batch_size {batch} / local_batch_size {local}")
         return ranks
 
-    def note_speeds(self, timeline: Timeline) -> None:
+    def _note_speeds(self) -> None:
         """Note where epochs are uneven, or the log has another throughput."""
-        times, speed = timeline.epoch_seconds, timeline.images_per_second
+        times, speed = self.epoch_seconds, self.images_per_second
         if times and max(times) > UNEVEN * min(times):
             self.notes.append(
                 f"epochs take {significant(min(times), 3)} to {significant(max(times), 3)} s: the "
                 "run paused, or training and evaluation overlap; images/s is that of the median"
             )
-        values = [line.value for line in self.lines("tracked_stats")]
+        values = [line.value for line in self._lines("tracked_stats")]
         stats = [value.get("throughput") for value in values if isinstance(value, dict)]
         logged = [number for number in map(finite_number, stats) if number]
         if not logged or speed is None:
             return
         throughput = median(logged)
         text = f"tracked_stats has a throughput of {significant(throughput)}"
-        units = {"that of a rank": timeline.machine.ranks, "in batches": timeline.batch_size}
+        units = {"that of a rank": self.machine.ranks, "in batches": self.batch_size}
         for unit, factor in units.items():
             if factor is not None and factor > 1 and abs(throughput * factor / speed - 1) < 0.1:
                 total = significant(throughput * factor)
@@ -473,9 +436,9 @@ class Reader:
         if abs(throughput / speed - 1) > 0.1:
             self.notes.append(f"{text}, but the time of epochs gives {significant(speed)} images/s")
 
-    def note_missing(self, timeline: Timeline) -> None:
+    def _note_missing(self) -> None:
         """Note lines that cannot be read, and events without which cells stay empty."""
-        starts = [line.time_ms for line in self.lines(constants.RUN_START)]
+        starts = [line.time_ms for line in self._lines(constants.RUN_START)]
         if starts and max(starts) - min(starts) > 60_000:
             self.notes.append("run_start several times: several runs in a file? give one each")
         numbered = EPOCHS | EVALUATIONS
@@ -491,12 +454,12 @@ class Reader:
         is_known = {
             constants.SUBMISSION_BENCHMARK: self.log.value(constants.SUBMISSION_BENCHMARK)
             is not None,
-            constants.GLOBAL_BATCH_SIZE: timeline.batch_size is not None,
-            constants.TRAIN_SAMPLES: timeline.dataset_images is not None,
+            constants.GLOBAL_BATCH_SIZE: self.batch_size is not None,
+            constants.TRAIN_SAMPLES: self.dataset_images is not None,
             **{key: key in keys for key in (constants.INIT_START, constants.INIT_STOP)},
             constants.RUN_START: constants.RUN_START in keys,
             constants.EPOCH_START: bool(keys & {constants.EPOCH_START, constants.BLOCK_START}),
-            constants.EVAL_ACCURACY: bool(timeline.evaluations),
+            constants.EVAL_ACCURACY: bool(self.evaluations),
             constants.RUN_STOP: constants.RUN_STOP in keys,
         }
         if missing := [key for key, known in is_known.items() if not known]:

@@ -30,6 +30,7 @@ from common.files import (
     encoded,
     flush_content,
     flush_to_disk,
+    new_folder_beside,
     open_regular,
     or_unreadable,
     put_in_place,
@@ -139,14 +140,6 @@ class Checkpoint:
         self._load_tensors(model, tensors)
         return model.to(memory_format=torch.channels_last)
 
-    def load_weights(self, model: RetinaNet) -> None:
-        """Load the checkpoint's weights into a model.
-
-        Raises:
-            InputError: The weights cannot be read or do not fit.
-        """
-        self._load_tensors(model, self.tensors(MODEL_FILE))
-
     def _load_tensors(self, model: RetinaNet, tensors: dict[str, Tensor]) -> None:
         try:
             model.load_state_dict(tensors)
@@ -170,7 +163,7 @@ class Checkpoint:
         Raises:
             InputError: A file cannot be read, or belongs to another model.
         """
-        self.load_weights(model)
+        self._load_tensors(model, self.tensors(MODEL_FILE))
         if self.has_average:
             if average is not None:
                 average.restart()
@@ -259,16 +252,14 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str] = {}) -> None:
-    """Write a checkpoint's folder, whose parent must exist; replace an earlier one of this name.
+    """Write a checkpoint's folder; replace an earlier one of this name.
 
     `texts`: other files, by name.
 
     Raises:
         OSError: It cannot be written; no partial files remain, and the earlier one is unchanged.
     """
-    partial = temporary_name(final)
-    try:
-        partial.mkdir()
+    with new_folder_beside(final) as partial:
         parts = {}
         for name, tensors in contents.parts.items():
             file = partial / name
@@ -282,12 +273,9 @@ def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str
         for name, text in written.items():
             (partial / name).write_bytes(encoded(text))
         flush_content(partial)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    # A rename cannot replace a folder that has content.
-    remove(final)
-    put_in_place(partial, final, flush=False)
+        # A rename cannot replace a folder that has content.
+        remove(final)
+        put_in_place(partial, final, flush=False)
     flush_to_disk(final.parent)
 
 

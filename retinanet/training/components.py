@@ -57,8 +57,8 @@ from retinanet.training.schedule import StepPlan, learning_rate
 from retinanet.training.signals import StopRequest
 from retinanet.training.slow_hosts import BackgroundLoad
 from retinanet.training.train_state import (
-    ModelDescription,
     State,
+    describe_model,
     load_rank_state_dict,
     rank_norms,
     seed_everything,
@@ -118,16 +118,7 @@ class RunComponents:
         self.optimizer = build_optimizer(config.training, self.model, engine=engine, groups=groups)
         decay = config.training.ema
         self.average = None if decay is None else WeightAverage(self.model, decay=decay)
-        self.description = ModelDescription(
-            num_classes=classes.num_classes,
-            norm=config.model.norm,
-            trainable_layers=config.model.trainable_layers,
-            **config.model.architecture._asdict(),
-            image_size=config.data.image_size,
-            resize=config.data.resize,
-            precision=config.engine.precision,
-            classes=classes.to_json(),
-        )
+        self.description = describe_model(config, classes)
         self.open_for_averaging_ranks()
 
     def open_for_averaging_ranks(self) -> None:
@@ -368,24 +359,6 @@ class RunComponents:
                 main_cpus=self.share.main_cpus,
                 note_bad_images=note_bad_images,
             )
-
-    def save(self, position: Progress) -> None:
-        """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
-        step = position.step
-        self.checkpointer.save(
-            partial(self.gathered, position), step=step, epoch=self.plan.epochs_done(step)
-        )
-
-    def save_nonfinite(self, report: NonFiniteReport, position: Progress) -> str:
-        """Write the state before a step that was not finite; return where it is, or why not."""
-        contents = self.gathered(position)
-        try:
-            folder = self.checkpointer.save_nonfinite(
-                contents, step=position.step, report=report.content
-            )
-        except InputError as error:
-            return str(error)
-        return f"details in {folder}"
 
     def gathered(self, position: Progress) -> Contents | None:
         """Return the contents of a checkpoint, see `checkpointer.gathered`."""

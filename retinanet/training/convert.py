@@ -43,11 +43,11 @@ from retinanet.training.progress import START
 from retinanet.training.published import COCO, published_weights, read_published
 from retinanet.training.train_state import (
     MODEL_FILE,
-    ModelDescription,
     State,
+    describe_model,
     random_states,
 )
-from retinanet.training.weight_files import describe_weights, read_trusted, unpickle_weights
+from retinanet.training.weight_files import read_pickle
 
 
 def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
@@ -62,11 +62,10 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
     if out.suffix != ".safetensors":
         raise InputError(f"--out: {out}: expected a name that ends in .safetensors")
     require_free_outputs([out], overwrite=overwrite)
-    content, published = read_trusted(file, trust=trust)
-    weights = unpickle_weights(content, file)
+    weights, lines, _ = read_pickle(file, trust=trust)
     written = save(weights.tensors, metadata={"format": "pt"})
     write_atomically(out, written)
-    print("\n".join(describe_weights(file, content, weights, published=published)))
+    print("\n".join(lines))
     digest = hashlib.sha256(written).hexdigest()
     print(f"{out}: {len(weights.tensors):,} tensors, {len(written):,} bytes, sha256 {digest}")
     return FINISHED
@@ -74,7 +73,7 @@ def convert(*, file: Path, out: Path, trust: bool, overwrite: bool) -> int:
 
 IMAGE_SIZE = 800
 """MLPerf's reference resizes images to this square, torchvision the shorter side. [pixels]"""
-NORM, TRAINABLE_LAYERS, PRECISION = "frozen", 3, "float32"
+CONSTANT = {"norm": "frozen", "trainable_layers": 3}
 """Norms are constants in evaluation, however they were trained, and no training follows."""
 
 
@@ -119,7 +118,6 @@ def convert_detector(
     architecture = architecture_of(tensors)
     state = converted_state(class_map, architecture, image_size=image_size, resize=resize)
     with or_refused(out, advice="set --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
     named = sum(name != UNNAMED for name in class_map.names)
     print("\n".join(lines))
@@ -144,9 +142,7 @@ def read_detector_file(
         return tensors, [f"{file}: safetensors, sha256 {file_digest(file)}"], None
     if str(file) in COCO_DETECTORS:
         _, file = read_published(published_weights(str(file), COCO))
-    content, published = read_trusted(file, trust=trust)
-    weights = unpickle_weights(content, file)
-    lines = describe_weights(file, content, weights, published=published)
+    weights, lines, published = read_pickle(file, trust=trust)
     return weights.tensors, lines, published
 
 
@@ -176,28 +172,16 @@ def converted_state(
     """Return the state of a checkpoint that no run of this program has written."""
     settings = {
         "run": {"name": "converted"},
-        "model": {
-            "norm": NORM,
-            "trainable_layers": TRAINABLE_LAYERS,
-            **architecture._asdict(),
-        },
+        "model": {**CONSTANT, **architecture._asdict()},
         "data": {"image_size": image_size, "resize": resize},
-        "engine": {"precision": PRECISION},
+        "engine": {"precision": "float32"},
     }
+    config = config_from_tree(settings, "command line")
     return State(
-        model=ModelDescription(
-            num_classes=class_map.num_classes,
-            norm=NORM,
-            trainable_layers=TRAINABLE_LAYERS,
-            image_size=image_size,
-            resize=resize,
-            precision=PRECISION,
-            classes=class_map.to_json(),
-            **architecture._asdict(),
-        ),
+        model=describe_model(config, class_map),
         position=START,
         setup={"ranks": 1},
-        config=config_to_tree(config_from_tree(settings, "command line")),
+        config=config_to_tree(config),
         random_states=[random_states()],
         parts={},
     )

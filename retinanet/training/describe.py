@@ -15,7 +15,7 @@ from retinanet.training.components import RunComponents
 def describe_run(run: RunComponents, *, step: int, ways: Mapping[str, object]) -> dict[str, Any]:
     """Return rows for the console about a run that starts after `step` steps.
 
-    `ways`: rows about how the ranks train, see `Epochs.rows`.
+    `ways`: rows about how the ranks train, see `SynchronousEpochs.rows`.
     """
     training, size = run.config.training, run.config.data.image_size
     train, validation, _ = run.data

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -294,19 +294,16 @@ def simplified(name: str) -> str:
 class DetectorStart:
     """A start from a detector, for the console, the model cards and the run's `weights.json`."""
 
-    source: str  # The checkpoint's folder, or the file
-    sha256: str
-    step: int | None
-    map: float | None
+    detector: SourceDetector  # Without its tensors, which would stay in memory for the whole run
     match: ClassMatch
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with the name of every class."""
         return {
-            "source": self.source,
-            "sha256": self.sha256,
-            "step": self.step,
-            "map": self.map,
+            "source": str(self.detector.file),
+            "sha256": self.detector.sha256,
+            "step": self.detector.step,
+            "map": self.detector.map,
             "kept": dict(self.match.kept),
             "new": list(self.match.new),
             "dropped": list(self.match.dropped),
@@ -314,13 +311,15 @@ class DetectorStart:
 
     def rows(self) -> dict[str, str]:
         """Return a short table: the detector, and classes kept, new and dropped."""
-        match = self.match
+        detector, match = self.detector, self.match
         classes, known = len(match.kept) + len(match.new), len(match.kept) + len(match.dropped)
         kept = [
             name if name == spelling else f"{name} (as {spelling})" for name, spelling in match.kept
         ]
         rows = {
-            "weights": describe_source(self.source, step=self.step, map_value=self.map),
+            "weights": describe_source(
+                str(detector.file), step=detector.step, map_value=detector.map
+            ),
             "classes kept": f"{len(kept)} of {classes}: {format_classes(kept)}",
         }
         if match.new:
@@ -336,8 +335,8 @@ class DetectorStart:
         if self.match.kept:
             return []
         return [
-            f"model.weights: {self.source} has none of the data set's classes by name: all of "
-            "them start from scratch, on the detector's features and boxes"
+            f"model.weights: {self.detector.file} has none of the data set's classes by name: all "
+            "of them start from scratch, on the detector's features and boxes"
         ]
 
 
@@ -384,14 +383,7 @@ def start_from_detector(
     detector = read_detector(source)
     match = match_classes(names, detector.names)
     load_detector(model, detector, match)
-    # Not the tensors, which would stay in memory for the whole run.
-    return DetectorStart(
-        source=str(detector.file),
-        sha256=detector.sha256,
-        step=detector.step,
-        map=detector.map,
-        match=match,
-    )
+    return DetectorStart(detector=replace(detector, tensors={}), match=match)
 
 
 def load_detector(model: RetinaNet, detector: SourceDetector, match: ClassMatch) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from common.errors import InputError, NonFiniteLossError
 from retinanet.training.agreement import agreed_batches, merge_results
@@ -29,33 +28,24 @@ class EpochStep:
     problem: InputError | NonFiniteLossError | None = None  # Why the run ends after this
 
 
-class Epochs(Protocol):
-    """Takes the steps of epochs on several ranks. All ranks call it."""
+class SynchronousEpochs:
+    """All ranks take every step together, and average their gradients. All ranks call it."""
 
-    rows: Mapping[str, object]
-    """Rows for the console about how the ranks train."""
+    def __init__(self, run: RunComponents) -> None:
+        self.rows: Mapping[str, object] = {}
+        """Rows for the console about how the ranks train."""
+        self._run = run
+        self._slow_rank = SlowRank(run.group.hosts, advice=advice_on_slow_rank(run.config))
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
         """Train from after `step` to `last`, and yield each step that the ranks have agreed on.
 
         The caller logs each before it requests the next, and may close the generator only when
-        `EpochStep.step` is given.
+        `EpochStep.step` is given: here after every step.
 
         Raises:
             InputError: An image cannot be read, by any rank.
         """
-
-
-class SynchronousEpochs(Epochs):
-    """All ranks take every step together, and average their gradients."""
-
-    def __init__(self, run: RunComponents) -> None:
-        self.rows = {}
-        self._run = run
-        self._slow_rank = SlowRank(run.group.hosts, advice=advice_on_slow_rank(run.config))
-
-    def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """See `Epochs`: the ranks are synchronized after every step."""
         run = self._run
         while step < last:
             run.loading.batches.set_position(*run.plan.position(step))

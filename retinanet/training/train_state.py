@@ -24,6 +24,7 @@ from common.errors import MOST_CLASSES, InputError
 from common.files import read_json_object
 from common.stored import first_fault
 from data.annotations import ClassMap, Resize, shown
+from retinanet.config import Config
 from retinanet.config_types import (
     DEFAULT_ARCHITECTURE,
     STATE_FILE,
@@ -195,6 +196,15 @@ class ModelDescription:
     def architecture(self) -> Architecture:
         """Backbone and variant."""
         return Architecture(self.backbone, self.variant)
+
+
+def describe_model(config: Config, classes: ClassMap) -> ModelDescription:
+    """Return the model of a run with this configuration and these classes."""
+    settings = {
+        name: getattr(getattr(config, section), field)
+        for name, (section, field) in DESCRIBED_FIELDS.items()
+    }
+    return ModelDescription(num_classes=classes.num_classes, classes=classes.to_json(), **settings)
 
 
 @pydantic.dataclasses.dataclass(config=STRICT, frozen=True, kw_only=True)

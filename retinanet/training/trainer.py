@@ -228,7 +228,14 @@ class Trainer:
             self.recorder.record("nonfinite", report.content)
             self.progress = replace(self.progress, skipped_steps=self.run.guard.skipped)
             return
-        details = self.run.save_nonfinite(report, self.progress)
+        contents, step = self.run.gathered(self.progress), self.progress.step
+        try:
+            folder = self.run.checkpointer.save_nonfinite(
+                contents, step=step, report=report.content
+            )
+            details = f"details in {folder}"
+        except InputError as error:
+            details = str(error)
         # The launcher ends all ranks as soon as one ends: wait until rank 0 has written the files.
         self.run.group.barrier()
         raise NonFiniteLossError(f"{report.line}; {report.advice}; {details}")
@@ -377,7 +384,8 @@ class Trainer:
     def save(self) -> None:
         """Begin to write a checkpoint, unless this step's is there; a failure is a warning."""
         self.finish_evaluation()
-        self.run.save(self.progress)
+        contents = partial(self.run.gathered, self.progress)
+        self.run.checkpointer.save(contents, step=self.progress.step, epoch=self.epochs_done)
 
     def save_and_wait(self) -> None:
         """Write a checkpoint, and wait until it is on the disk; InputError if it cannot be."""

@@ -88,11 +88,13 @@ class PickledWeights:
     wrapping: str = ""  # The key of the state_dict
 
 
-def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, str | None]:
-    """Return a file's bytes, and its name if it is torchvision's, which needs no `--trust`.
+def read_pickle(file: Path, *, trust: bool) -> tuple[PickledWeights, list[str], str | None]:
+    """Return a file's weights, lines about them, and its name if it is torchvision's.
+
+    That needs no `trust`.
 
     Raises:
-        InputError: It cannot be read, or is not trusted.
+        InputError: It cannot be read, is not trusted, or holds no weights.
     """
     if file.is_dir():
         raise InputError(f"{file}: {problem_of_folder(file)}")
@@ -105,7 +107,8 @@ def read_trusted(file: Path, *, trust: bool) -> tuple[bytes, str | None]:
             "has a known vulnerability before torch 2.10 (CVE-2026-24747); nothing was read; if "
             "you trust the author of the file, give --trust"
         )
-    return content, published
+    weights = unpickle_weights(content, file)
+    return weights, describe_weights(file, content, weights, published=published), published
 
 
 def problem_of_folder(folder: Path) -> str:

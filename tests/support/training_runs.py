@@ -29,6 +29,7 @@ ONE_STEP = (
     "data.image_size=64",
     "training.batch_size=2",
     "training.max_steps=1",
+    "training.optimizer=sgd",
     "evaluation.pictures=0",
     "engine.precision=float32",
     "model.norm=frozen",

@@ -24,7 +24,7 @@ from retinanet.training.async_groups.groups import (
     trained_parameters,
 )
 from retinanet.training.components import RunComponents
-from retinanet.training.epoch import Epochs, EpochStep
+from retinanet.training.epoch import EpochStep
 from retinanet.training.loop import StepResult
 from retinanet.training.nonfinite import NonFiniteReport
 from retinanet.training.signals import StopRequest
@@ -32,8 +32,11 @@ from retinanet.training.signals import StopRequest
 POLL_SECONDS = 0.01
 
 
-class GroupEpochs(Epochs):
-    """Compute groups; steps are those of single groups. On rank 0 the run gets the shared state."""
+class GroupEpochs:
+    """Compute groups; steps are those of single groups. On rank 0 the run gets the shared state.
+
+    The interface is that of `SynchronousEpochs`.
+    """
 
     def __init__(self, run: RunComponents) -> None:
         self._run = run
@@ -43,7 +46,7 @@ class GroupEpochs(Epochs):
         self.rows = {"groups": describe_groups(self._groups, run.config.training)}
 
     def train_epoch(self, step: int, *, last: int, stop: StopRequest) -> Iterator[EpochStep]:
-        """See `Epochs`. Yields the steps of this rank's group, on rank 0 of all groups.
+        """See `SynchronousEpochs`. Yields the steps of this rank's group, on rank 0 of all groups.
 
         A problem in any group ends the stretch, and is raised at the synchronization after it. A
         step that is not finite does not change the shared weights.

@@ -19,7 +19,7 @@ from retinanet.__main__ import main
 from retinanet.mlperf.commands import Machine, size_of_log
 from retinanet.mlperf.compare import labels
 from retinanet.mlperf.log import read_run_log
-from retinanet.mlperf.timeline import Timeline, read_timeline
+from retinanet.mlperf.timeline import Timeline
 from tests.support.commands import RunHere, error_line, run_program
 from tests.support.mlperf_runs import closed_config, write_run
 
@@ -31,7 +31,7 @@ INTEL, NVIDIA = FIXTURES / INTEL_NAME, FIXTURES / NVIDIA_NAME
 
 
 def timeline(path: Path, size: Machine | None = None) -> Timeline:
-    return read_timeline(read_run_log(path), size=size)
+    return Timeline(read_run_log(path), size=size)
 
 
 def noted(log: Timeline, *parts: str) -> bool:
@@ -358,7 +358,7 @@ def test_log_without_an_event_has_an_empty_cell_and_a_note(
     assert cells(done, "division") == ["closed"]
 
 
-@pytest.mark.parametrize("length", [0.1, 0.35, 0.6, 0.8, 0.97])
+@pytest.mark.parametrize("length", [0.1, 0.6, 0.97])
 @pytest.mark.parametrize("file", [INTEL, NVIDIA])
 def test_log_cut_anywhere_is_read_up_to_there(
     file: Path, length: float, run_here: RunHere, tmp_path: Path

@@ -28,7 +28,7 @@ from retinanet.evaluation.output import detections_as_json
 from retinanet.report.material import read_detections, read_material
 from retinanet.report.pictures import MOST_BYTES, as_jpeg
 from retinanet.report.sections import continuing_command
-from retinanet.training.detector_weights import ClassMatch, DetectorStart
+from retinanet.training.detector_weights import ClassMatch, DetectorStart, SourceDetector
 from retinanet.training.progress import START
 from retinanet.training.schedule import StepPlan
 from retinanet.training.trainer import Trainer
@@ -142,7 +142,10 @@ def words_to_continue(run: Path) -> list[str]:
 def test_start_from_a_detector_is_named(run: Path, run_here: RunHere) -> None:
     source = ClassMatch(outputs=(0, None, None), kept=(("one", "one"),), new=("two", "three"),
                         dropped=("bus",))  # fmt: skip
-    start = DetectorStart(source="runs/coco", sha256="ab" * 32, step=90, map=0.371, match=source)
+    detector = SourceDetector(
+        file=Path("runs/coco"), names=(), tensors={}, sha256="ab" * 32, step=90, map=0.371
+    )
+    start = DetectorStart(detector=detector, match=source)
     (run / "weights.json").write_text(json.dumps(start.to_dict()))
     assert run_here(main, "report", run).returncode == 0
     page = (run / "report.html").read_text("utf-8")

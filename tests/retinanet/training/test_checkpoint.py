@@ -418,6 +418,7 @@ def test_statistics_of_different_norms_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_reading_keeps_no_file_mapped(copy: Path) -> None:
     model, optimizer = new_model()
+    read_checkpoint(copy).require_complete()
     read_checkpoint(copy).load_training_state(model, optimizer)
     ranks = read_checkpoint(copy).rank_states()
     shutil.rmtree(copy)
@@ -430,7 +431,7 @@ def test_reading_keeps_no_file_mapped(copy: Path) -> None:
 def test_checkpoint_of_another_model_is_refused(saved: Saved) -> None:
     checkpoint = read_checkpoint(saved.folder)
     with pytest.raises(InputError, match=r"model\.safetensors: does not fit") as caught:
-        checkpoint.load_weights(new_model(num_classes=5)[0])
+        checkpoint.load_training_state(*new_model(num_classes=5))
     assert "cls_logits" in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -193,11 +193,11 @@ def test_outputs_are_limited_before_a_model_is_built(tmp_path: Path) -> None:
 
 def test_table_of_many_classes_is_short() -> None:
     detector = [f"class {number}" for number in range(264)]
+    source = SourceDetector(
+        file=Path("runs/a"), names=tuple(detector), tensors={}, sha256="0", step=9, map=0.3755
+    )
     start = DetectorStart(
-        source="runs/a",
-        sha256="0",
-        step=9,
-        map=0.3755,
+        detector=source,
         match=match_classes(["Class 7", *detector[100:200], "x\x1b[31m"], detector),
     )
     rows = start.rows()

@@ -199,7 +199,6 @@ def assert_weights_of_another_model_are_refused(checkpoint: Checkpoint, contents
         ({**raw, name: raw[name][:1].clone()}, f"{name} has the shape [1] of another model"),
     ):
         folder = checkpoint.folder.with_name("step-000002")
-        parts = {**contents.parts, "raw.safetensors": changed}
-        write_checkpoint(folder, Contents(parts, contents.state))
+        write_checkpoint(folder, Contents({"raw.safetensors": changed}, contents.state))
         message = error_message(read_checkpoint(folder).load_raw_weights, make_model())
         assert message.startswith(f"{folder / 'raw.safetensors'}: ") and part in message

@@ -21,6 +21,7 @@ from retinanet.training.loop import (
 from retinanet.training.train_state import seed_everything
 from tests.retinanet.engine.layers import trainable
 from tests.retinanet.training.tiny_steps import concatenated, make_batch, make_model, prepared
+from tests.support.step_results import step_result
 
 pytestmark = pytest.mark.slow
 
@@ -39,19 +40,7 @@ def cleared_gradients(frozen_model: RetinaNet) -> Iterator[None]:
 
 @pytest.mark.parametrize(("parallel", "seconds"), [(1, 6.0), (3, 2.0)])
 def test_parallel_steps_share_the_seconds(parallel: int, seconds: float) -> None:
-    step = StepResult(
-        step=1,
-        losses={},
-        gradient_norm=1.0,
-        learning_rate=0.1,
-        images=12,
-        seconds=6.0,
-        data_seconds=0.0,
-        page_faults=0,
-        resident_mb=1.0,
-        peak_resident_mb=1.0,
-        parallel=parallel,
-    )
+    step = step_result(images=12, seconds=6.0, parallel=parallel)
     assert (step.run_seconds, step.images_per_second) == (seconds, 12 / seconds)
 
 

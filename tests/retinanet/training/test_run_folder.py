@@ -145,30 +145,25 @@ def test_start_that_was_killed_leaves_a_folder_that_can_be_used(tmp_path: Path) 
     claim(tmp_path, overwrite=True)
 
 
-@pytest.mark.parametrize("name", [*OWN_FOLDERS, *OWN_FILES[:1], "train2017", "scenes"])
+@pytest.mark.parametrize(
+    "name", [*OWN_FOLDERS, *OWN_FILES[:1], "train2017", "scenes", "thesis.odt"]
+)
 @pytest.mark.parametrize("others", [[], [LOCK], ["metrics.jsonl", ENVIRONMENT]])
 def test_folder_with_another_purpose_is_refused(
     name: str, others: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "other").write_text("mine")
+    content = tmp_path / name if name.endswith(".odt") else tmp_path / name / "other"
+    content.parent.mkdir(exist_ok=True)
+    content.write_text("mine")
     for file in others:  # of other programs
         (tmp_path / file).write_text('{"command": "train"}')
     for overwrite in (False, True):
         with pytest.raises(
-            InputError, match=rf"{tmp_path}: contains .*, but no run; set run\.name"
+            InputError, match=rf"{tmp_path}: contains .*{name}.*, but no run; set run\.name"
         ):
             claim(tmp_path, overwrite=overwrite)
     assert {path.name for path in tmp_path.iterdir()} == {name, *others}
-    assert (tmp_path / name / "other").exists()
-
-
-def test_folder_with_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.odt").write_text("mine")
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match=r"contains thesis\.odt, but no run; set run\.name"):
-            claim(tmp_path, overwrite=overwrite)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.odt"]
+    assert content.read_text() == "mine"
 
 
 def test_links_are_followed_and_noted_but_not_overwritten(tmp_path: Path) -> None:
@@ -265,6 +260,7 @@ def test_folder_of_a_live_run_is_refused(overwrite: bool, tmp_path: Path) -> Non
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another run is writing there"):
             claim(tmp_path, overwrite=overwrite)
+    assert [file.name for file in tmp_path.iterdir()] == [LOCK]
     claim(tmp_path)  # released at its end
 
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -123,7 +124,9 @@ def test_epoch_with_too_few_remaining_images_is_over() -> None:
     assert make_plan(batch=2, start=(33, 3, 0)).total_steps == 33  # a finished run
 
 
-def factors(*, schedule: str = "constant", warmup_steps: int = 4, total: int = 20) -> list[float]:
+def factors(
+    *, schedule: str = "constant", warmup_steps: int = 4, total: int = 20, **milestones: Any
+) -> list[float]:
     return [
         learning_rate_factor(
             step,
@@ -131,6 +134,7 @@ def factors(*, schedule: str = "constant", warmup_steps: int = 4, total: int = 2
             warmup_factor=0.2,
             total_steps=20,
             schedule=schedule,
+            **milestones,
         )
         for step in range(total)
     ]
@@ -148,18 +152,7 @@ def test_cosine_falls_from_the_end_of_the_warmup_to_zero() -> None:
 
 
 def test_rate_falls_at_milestones() -> None:
-    values = [
-        learning_rate_factor(
-            step,
-            warmup_steps=4,
-            warmup_factor=0.2,
-            total_steps=20,
-            schedule="step",
-            milestones=(2, 6, 9),
-            milestone_factor=0.5,
-        )
-        for step in range(12)
-    ]
+    values = factors(schedule="step", total=12, milestones=(2, 6, 9), milestone_factor=0.5)
     assert values == pytest.approx(
         [0.2, 0.4, 0.6 / 2, 0.8 / 2, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125]
     )

@@ -73,7 +73,7 @@ def test_second_interrupt_ends_a_process_that_is_inside_a_library(phase: str) ->
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     try:
-        time.sleep(5 * SECONDS_OF_ONE_CTRL_C)
+        time.sleep(2 * SECONDS_OF_ONE_CTRL_C)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130

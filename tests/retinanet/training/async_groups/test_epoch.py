@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -20,18 +20,35 @@ def connect(port: int = 0) -> dist.TCPStore:
     )
 
 
-@pytest.fixture
-def store() -> dist.TCPStore:
+@pytest.fixture(scope="module")
+def server() -> dist.TCPStore:
+    """One store for all tests: a new one may wait five seconds for itself."""
     return connect()
 
 
+class Store(NamedTuple):
+    """The keys of one test in the store."""
+
+    port: int
+    name: str
+
+    def connected(self) -> dist.Store:
+        """Connect, as each rank does."""
+        return dist.PrefixStore(self.name, connect(self.port))
+
+
+@pytest.fixture
+def store(server: dist.TCPStore, request: pytest.FixtureRequest) -> Store:
+    return Store(server.port, request.node.name)
+
+
 def make_queues(
-    store: dist.TCPStore, *, groups: int, group_size: int = 1, steps: int = 10**6
+    store: Store, *, groups: int, group_size: int = 1, steps: int = 10**6
 ) -> list[list[BatchQueue]]:
     """Return the queues of all ranks by group, each with a connection of its own."""
 
     def queue(group: int) -> BatchQueue:
-        connection = connect(store.port)
+        connection = store.connected()
         return BatchQueue(connection, stretch=1, steps=steps, group=group, group_size=group_size)
 
     return [[queue(group) for _ in range(group_size)] for group in range(groups)]
@@ -60,7 +77,7 @@ def take_all(queue: BatchQueue) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "group_size"), [(1, 1), (3, 1), (2, 2), (1, 3)])
 def test_every_step_goes_to_one_group_and_all_its_ranks_in_order(
-    store: dist.TCPStore, groups: int, group_size: int
+    store: Store, groups: int, group_size: int
 ) -> None:
     queues = make_queues(store, groups=groups, group_size=group_size, steps=60)
     taken = on_all(queues, take_all)
@@ -71,7 +88,7 @@ def test_every_step_goes_to_one_group_and_all_its_ranks_in_order(
     assert sorted(number for ranks in taken for number in ranks[0]) == list(range(60))
 
 
-def test_queue_is_empty_after_its_end(store: dist.TCPStore) -> None:
+def test_queue_is_empty_after_its_end(store: Store) -> None:
     [[queue], [other]] = make_queues(store, groups=2, steps=2)
     assert take_all(queue) == [0, 1]
     assert [queue.take(2), queue.take(2), other.take(0), other.take(0)] == [None] * 4
@@ -81,9 +98,7 @@ def test_queue_is_empty_after_its_end(store: dist.TCPStore) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_closed_queue_gives_no_more_steps_and_omits_none(
-    store: dist.TCPStore, group_size: int
-) -> None:
+def test_closed_queue_gives_no_more_steps_and_omits_none(store: Store, group_size: int) -> None:
     queues = make_queues(store, groups=2, group_size=group_size)
 
     def take_until_closed(queue: BatchQueue) -> list[int]:
@@ -100,9 +115,10 @@ def test_closed_queue_gives_no_more_steps_and_omits_none(
     assert taken == list(range(len(taken))) and 31 <= len(taken) < 60
 
 
-def test_next_stretch_starts_at_zero(store: dist.TCPStore) -> None:
+def test_next_stretch_starts_at_zero(store: Store) -> None:
+    connection = store.connected()
     first, second = (
-        BatchQueue(store, stretch=stretch, steps=stretch + 1, group=0, group_size=1)
+        BatchQueue(connection, stretch=stretch, steps=stretch + 1, group=0, group_size=1)
         for stretch in (1, 2)
     )
     assert take_all(first) == [0, 1]
@@ -111,14 +127,14 @@ def test_next_stretch_starts_at_zero(store: dist.TCPStore) -> None:
 
 
 @pytest.mark.exhaustive
-def test_store_does_not_grow_with_steps(store: dist.TCPStore) -> None:
+def test_store_does_not_grow_with_steps(store: Store, server: dist.TCPStore) -> None:
     [ranks] = make_queues(store, groups=1, group_size=2, steps=20)
-    before = store.num_keys()
+    before = server.num_keys()
     on_all([ranks], take_all)
-    assert store.num_keys() <= before + 1  # the count alone
+    assert server.num_keys() <= before + 1  # the count alone
 
 
-def test_batches_of_a_step_are_consecutive(store: dist.TCPStore) -> None:
+def test_batches_of_a_step_are_consecutive(store: Store) -> None:
     [[queue], [other]] = make_queues(store, groups=2, steps=4)
     stream = queued_batches(queue, first=0, batches_a_step=3)
     assert [next(stream) for _ in range(4)] == [0, 1, 2, 3]  # it has taken step 1, too
@@ -126,7 +142,7 @@ def test_batches_of_a_step_are_consecutive(store: dist.TCPStore) -> None:
     assert list(stream) == [4, 5]
 
 
-def test_untrained_steps_are_repeated(store: dist.TCPStore) -> None:
+def test_untrained_steps_are_repeated(store: Store) -> None:
     [[queue]] = make_queues(store, groups=1, steps=5)
     ahead = queued_batches(queue, first=0, batches_a_step=2)
     for _ in range(7):
