@@ -32,7 +32,7 @@ from tests.data.formats.written import (
     write_voc,
     write_yolo,
 )
-from tests.docs.pages import REPOSITORY, blocks_and_prose, page_commands
+from tests.docs.pages import REPOSITORY, blocks_and_prose
 from tests.docs.rules import (
     BACKBONE,
     CONVERTED,
@@ -47,6 +47,7 @@ from tests.docs.rules import (
 from tests.docs.runner import run_by_bash, run_in_process
 from tests.launch.topologies import TWO_SOCKETS
 from tests.profiling.studies.tune.samples import STEP, measurements, probes
+from tests.retinanet.predict.test_video import write_video
 from tests.support.mlperf_runs import closed_config, write_run
 
 PHOTOS_EXAMPLE = REPOSITORY / "docs" / "examples" / "photos"
@@ -368,13 +369,8 @@ def train_the_patched_example(path: Path, _: Path) -> None:
     shutil.rmtree(work)
 
 
-def make_video(path: Path, made: Path) -> None:
-    """Run the page's program that makes a video."""
-    page = (REPOSITORY / "docs" / "serving.md").read_text("utf-8")
-    make_once("runs/demo", made)
-    commands = (command.text for command in page_commands(page, "serving.md"))
-    program = next(text for text in commands if path.name in text)
-    run_shell(program.replace(".venv/bin/", ""), made)
+def make_video(path: Path, _: Path) -> None:
+    write_video(path)
 
 
 def write_my_train(path: Path, _: Path) -> None:

@@ -88,13 +88,11 @@ CHANGES: tuple[tuple[str, str], ...] = (
     (r"runs/<name>|runs/NAME", "runs/demo"),
     (r"--config NAME", "--config demo.yaml"),
     (r"--out DIR", "--out written"),
-    (r" MODEL\b", " alexnet"),
     (r" PHOTOS\b", " sets/coco/train2017"),
     (r" RUN…", " runs/a runs/b runs/c"),
     (r" RUN\b", " runs/a"),
     (r"\bFILE\.pth", "backbone.pth"),
     (r"\bFILE\.safetensors", "written.safetensors"),
-    (r"<url>", "http://127.0.0.1:1/"),
     # a copy that the reader of a page makes
     (r"(?<=--config )my-photos\.yaml", "docs/examples/my-photos.yaml"),
     # omissions
@@ -150,7 +148,7 @@ PARSED = {
     r"retinanet launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
     r"retinanet profile peaks.*": "tests/profiling",
     r"retinanet profile layers .*": "tests/profiling/layers",
-    r"retinanet profile bench (?!log|metric|index).*": "tests/profiling/bench",
+    r"retinanet profile bench .*": "tests/profiling/bench",
     r"retinanet profile ablate run.*": "tests/profiling/ablate",
     r"retinanet export .* --format openvino .*": "tests/retinanet/export/test_openvino.py",
     r"python -m tests\.torture .*": "tests/test_torture.py",
@@ -187,7 +185,6 @@ RULES = (
         instead=WIDE,
         needs=("my-photos/images",),
         writes=("tiles/my-photos.yaml", "tiles/images/validation/*-0-0.jpg"),
-        unlike=("validation: 1 image",),
     ),
     run(
         r"retinanet train --config tiles/my-photos\.yaml .*",
@@ -236,7 +233,6 @@ RULES = (
     run(
         r"retinanet data convert \S+-photos --from .*",
         writes=("converted/train.json", "converted/validation.json.index/current.json"),
-        unlike=("image_without_boxes", "class_without_boxes", "fewest boxes", "no boxes", "note:"),
     ),
     run(r"retinanet data convert strange-set --from .*", status=2),
     run(
@@ -276,7 +272,6 @@ RULES = (
         instead=((r"my-photos", "shapes"), (r"--hours \S+", "--hours 1e-5")),
         writes=("runs/shapes/my-photos.yaml", "runs/shapes/detector/report.html"),
         prints=("random numbers", "finished after 1 step"),
-        unlike=("With one threshold",),
     ),
     run(
         r"retinanet train --config runs/shapes/my-photos\.yaml .*",
@@ -314,7 +309,6 @@ RULES = (
         r"xargs .* retinanet predict .*",
         needs=("more-photos",),
         writes=("to-correct/annotations/instances_default.json",),
-        unlike=("20 pictures, 122 boxes",),
     ),
     run(
         r"retinanet predict .*--labels yolo .*",
@@ -330,12 +324,6 @@ RULES = (
         needs=OWN_PHOTOS,
         prints=("mAP50",),
     ),
-    bash(
-        r"python - <<'END'.*Detector\.load.*END",
-        needs=("runs/my-photos", "new-photos"),
-        writes=("drawn.png",),
-        prints=("pixels,",),
-    ),
     bash(  # a shell replaces the asterisk
         r"retinanet predict .*/\*\.jpg",
         writes=("predictions/photo-00002.boxes.png",),
@@ -346,14 +334,12 @@ RULES = (
     run(
         r"retinanet data convert coco128 --from yolo .*",
         writes=CONVERTED,
-        unlike=("class_without_boxes", "most boxes", "fewest boxes", "no boxes"),
     ),
     run(
         r"retinanet train --config docs/examples/photos/photos\.yaml",
         TINY,
         needs=("coco128", *CONVERTED),
         writes=("runs/photos/checkpoints/best",),
-        unlike=("best classes", "worst classes"),
     ),
     run(r"retinanet predict --checkpoint runs/photos .*", writes=("predictions/*.boxes.png",)),
     run(
@@ -391,14 +377,13 @@ RULES = (
         r"retinanet train --config docs/examples/few-umbrellas\.yaml .*",
         f"{TINY} {' '.join(FEW_UMBRELLAS)}",
         writes=("runs/*/checkpoints/best",),
-        unlike=("class weights", "repeats"),
     ),
     bash(
         r"retinanet train .*--check .*launch\.threads=3 .*",
         f"data.root=sets/coco {BACKBONE} data.image_size=64",
         instead=((r"threads=3", "threads=4096"), (r"batch_size=64", "batch_size=2")),
         status=2,
-        unlike=("error: /dev/shm", "error: data", "error: disk space", "the run cannot"),
+        unlike=("the run cannot",),
     ),
     run(
         r"retinanet train .*--check data\.train_annotations.*",
@@ -440,7 +425,7 @@ RULES = (
         r"mpirun -np 2 retinanet train .*profile\.perf=true",
         SYNTHETIC,
         writes=("runs/demo/onednn/rank1.log", "runs/demo/trace/rank1.json.gz"),
-        unlike=("note: profile.perf", *(() if which("perf") else ("  counters",))),
+        unlike=() if which("perf") else ("  counters",),
     ),
     two_ranks(
         r"mpirun -np 2 retinanet train … --resume",
@@ -514,11 +499,6 @@ RULES = (
     # a trained detector
     run(r"retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
     run(r"retinanet predict .*", writes=("predictions/**/*.boxes.png",)),
-    bash(
-        r"python - <<'END'.*scenes\.mp4.*END",
-        needs=("runs/demo", "predictions/found.json"),
-        writes=("predictions/scenes.mp4",),
-    ),
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"retinanet export .*", prints=("checked with",)),
@@ -556,15 +536,14 @@ RULES = (
     bash(r"source <\(retinanet completion bash\)", "&& complete -p retinanet"),
     # MLPerf
     run(r"retinanet mlperf submission .*", status=4),
-    run(r"retinanet mlperf compare .*", unlike=("demo: ",)),  # cores may not be bound
-    run(r"retinanet mlperf (?:check|rcp|points) .*"),
+    run(r"retinanet mlperf (?:check|compare|rcp|points) .*"),
     # ranks
     bash(r"lscpu .* > .*", writes=("node.txt",)),
     run(r"retinanet launch plan .*"),
     run(r"retinanet launch run .*", instead=((r"launch run", "launch run --dry-run"),)),
     run(
         r"retinanet launch tune --plan scenes\.json .*--probe .*",
-        unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
+        unlike=("  global batch ",),  # all have been trained already
     ),
     run(r"retinanet launch tune .*"),
     # profiling
@@ -581,11 +560,11 @@ RULES = (
     ),
     run(
         r"retinanet profile stats captured .*",
-        unlike=("│ ", "4 problems by"),  # in order of time
+        unlike=("4 problems by",),
     ),
     run(
         r"retinanet profile trace .*",
-        unlike=("oneDNN itself: ", "hardly fragmented"),  # in order of time
+        unlike=("hardly fragmented",),
     ),
     run(  # measuring peaks takes half a minute
         r"retinanet profile stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
@@ -614,11 +593,6 @@ RULES = (
     run(r"retinanet profile report runs/after .*", "--peaks none"),
     run(r"retinanet profile report .*--peaks .*", writes=("report.html",)),
     run(r"retinanet profile report .*", "--peaks none", writes=("report.html",)),
-    run(  # the targets are of a log of the page's size
-        r"retinanet profile bench log", "--lines 2000 --problems 20", unlike=("┃ what",)
-    ),
-    run(r"retinanet profile bench metric", "--images 20 --found 10"),
-    run(r"retinanet profile bench index", "--images 200 --boxes 900 --ranks 1"),
     run(r"retinanet profile ablate list"),
     run(
         r"retinanet profile ablate report --quick",
