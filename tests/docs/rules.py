@@ -260,12 +260,6 @@ RULES = (
         instead=((r"^\S+/(.*)=ipex", r"\1=torch"),),
         why="it needs .venv-ipex; tests/retinanet/engine/test_ipex_engine.py",
     ),
-    run(
-        r"retinanet train run\.root=small",
-        "--dry-run",
-        unlike=("error: disk space",),
-        why="it needs a full disk: tests/test_train_disk.py",
-    ),
     # the tutorial
     bash(
         r"retinanet learn \S+ --hours \S+",
@@ -390,14 +384,11 @@ RULES = (
         f"{TINY} {BACKBONE} data.root=sets/coco",
     ),
     run(r"retinanet train .*--check", f"{TINY} {BACKBONE}"),
-    *(
-        run(
-            rf"retinanet train --config {name}\.yaml .*--resume",
-            f"{TINY} {BACKBONE}",
-            needs=(f"runs/{name}",),
-            prints=("resumed",),
-        )
-        for name in ("coco", "openimages")
+    run(
+        r"retinanet train --config openimages\.yaml .*--resume",
+        f"{TINY} {BACKBONE}",
+        needs=("runs/openimages",),
+        prints=("resumed",),
     ),
     bash(
         r"OMP_NUM_THREADS=1 GOMP_CPU_AFFINITY=1 retinanet train",
