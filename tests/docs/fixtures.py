@@ -32,12 +32,13 @@ from tests.data.formats.written import (
     write_voc,
     write_yolo,
 )
-from tests.docs.pages import REPOSITORY, blocks_and_prose
+from tests.docs.pages import REPOSITORY, python_programs
 from tests.docs.rules import (
     BACKBONE,
     CONVERTED,
     COPIED,
     LOGGED,
+    NAMED_BY,
     OWN_PHOTOS,
     PATCH,
     QUICK_REPLAY,
@@ -198,12 +199,8 @@ def make_own_photos(part: Path, made: Path) -> None:
     copy(work / name / part.name, part)
 
 
-def make_shapes(path: Path, _: Path) -> None:
-    run_ours(f"data scenes --out {path.name} --images 10", path.parent)
-
-
-def make_new_photos(path: Path, _: Path) -> None:
-    run_ours(f"data scenes --out {path.name} --images 3 --seed 7", path.parent)
+def make_shapes(path: Path, _: Path, *, images: int) -> None:
+    run_ours(f"data scenes --out {path.name} --images {images}", path.parent)
 
 
 def write_next_list(path: Path, made: Path) -> None:
@@ -336,20 +333,11 @@ def train_one_step(path: Path, made: Path) -> None:
     shutil.rmtree(work)
 
 
-def train_on_own_photos(_: Path, made: Path) -> None:
-    """Train a small version of the tutorial's run."""
-    for part in (*OWN_PHOTOS, "runs/demo"):
+def train_on_photos(_: Path, made: Path, *, config: str) -> None:
+    """Train a small version of an example's run."""
+    for part in NAMED_BY[config]:
         make_once(part, made)
-    config = REPOSITORY / "docs/examples/my-photos.yaml"
-    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
-
-
-def train_on_coco128(_: Path, made: Path) -> None:
-    """Train a small version of the example's run."""
-    for part in ("coco128", *CONVERTED):
-        make_once(part, made)
-    config = PHOTOS_EXAMPLE / "photos.yaml"
-    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
+    run_ours(f"retinanet train --config {REPOSITORY / config} {' '.join(SMALL)}", made)
 
 
 def train_the_example(path: Path, made: Path) -> None:
@@ -375,10 +363,8 @@ def make_video(path: Path, _: Path) -> None:
 
 def write_my_train(path: Path, _: Path) -> None:
     """Write the program of the page about profiling one's own, with smaller images."""
-    page = (REPOSITORY / "docs" / "profile-your-model.md").read_text("utf-8")
-    blocks, _prose = blocks_and_prose(page)
-    program = next(block.lines for block in blocks if block.language == "python")
-    path.write_text("\n".join(program).replace("128, 128", "64, 64"), encoding="utf-8")
+    [program] = python_programs("profile-your-model.md")
+    path.write_text(program.replace("128, 128", "64, 64"), encoding="utf-8")
 
 
 def capture_my_train(path: Path, made: Path) -> None:
@@ -421,9 +407,8 @@ FIXTURES: dict[str, Make] = {
     "oidv6-train-annotations-bbox.csv": write_table,
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
-    "shapes": make_shapes,
-    "new-photos": make_new_photos,
-    "more-photos": make_new_photos,
+    "shapes": partial(make_shapes, images=10),
+    **dict.fromkeys(("new-photos", "more-photos"), partial(make_shapes, images=3)),
     "coco128": make_coco128,
     **dict.fromkeys(CONVERTED, convert_coco128),
     "yolo-photos": make_other_format,
@@ -444,8 +429,8 @@ FIXTURES: dict[str, Make] = {
     "runs/shapes/detector": copy_fixture("runs/demo"),
     "runs/coco": train_one_step,
     "runs/openimages": train_one_step,
-    "runs/my-photos": train_on_own_photos,
-    "runs/photos": train_on_coco128,
+    "runs/my-photos": partial(train_on_photos, config="docs/examples/my-photos.yaml"),
+    "runs/photos": partial(train_on_photos, config="docs/examples/photos/photos.yaml"),
     "runs/my-photos/report.next.txt": write_next_list,
     "runs/before": train_the_example,
     "runs/after": train_the_patched_example,

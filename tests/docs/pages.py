@@ -67,6 +67,12 @@ def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
     return blocks, prose
 
 
+def python_programs(page: str) -> list[str]:
+    """Return the Python blocks of a page in docs."""
+    blocks, _ = blocks_and_prose((REPOSITORY / "docs" / page).read_text(encoding="utf-8"))
+    return ["\n".join(block.lines) for block in blocks if block.language == "python"]
+
+
 def page_commands(text: str, page: str) -> Iterator[Command]:
     """Yield a page's commands: in shell blocks, behind prompts, below `next:`, in sentences."""
     blocks, prose = blocks_and_prose(text)

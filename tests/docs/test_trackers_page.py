@@ -21,11 +21,10 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 from common.files import read_json_lines
 from common.yaml_text import read_yaml
-from tests.docs.pages import REPOSITORY, blocks_and_prose
-from tests.docs.rules import SCENES, SMALL
+from tests.docs.pages import REPOSITORY, python_programs
+from tests.docs.runner import run_training_program
 from tests.support.commands import run_program
 
-PAGE = REPOSITORY / "docs" / "trackers.md"
 TRACKERS = REPOSITORY / ".venv-trackers" / "bin" / "python"
 RUN = "tracked"
 TWO_NAMES = re.compile(r"^import (\w+) as tracker  # or: import (\w+) as tracker$", re.MULTILINE)
@@ -43,10 +42,7 @@ class Tracked(NamedTuple):
 
 def page_programs() -> dict[str, str]:
     """Return the programs by tracker, each with the lines that it begins with; last `train`."""
-    blocks, _ = blocks_and_prose(PAGE.read_text(encoding="utf-8"))
-    first, board, both, mlflow, train = (
-        "\n".join(block.lines) for block in blocks if block.language == "python"
-    )
+    first, board, both, mlflow, train = python_programs("trackers.md")
     assert first.count("runs/demo") == 1
     first = first.replace("runs/demo", f"runs/{RUN}")
     [names] = TWO_NAMES.findall(both)
@@ -58,14 +54,7 @@ def page_programs() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def printed(root: Path) -> str:
     """Train the run of the page's last program into the folder; return what the program prints."""
-    program = page_programs()["train"]
-    fields = (pair.partition("=") for pair in (*SCENES, *SMALL))
-    fewer = {name: json.loads(value) if value.isdecimal() else value for name, _, value in fields}
-    assert program.count("run={") == 1
-    program = program.replace("run={", f"**{fewer}, run={{")
-    done = run_program(
-        sys.executable, "-c", program, cwd=root, timeout=300, PYTHONPATH=str(REPOSITORY)
-    )
+    done = run_training_program(page_programs()["train"], root)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
