@@ -32,12 +32,13 @@ from tests.data.formats.written import (
     write_voc,
     write_yolo,
 )
-from tests.docs.pages import REPOSITORY, blocks_and_prose, page_commands
+from tests.docs.pages import REPOSITORY, python_programs
 from tests.docs.rules import (
     BACKBONE,
     CONVERTED,
     COPIED,
     LOGGED,
+    NAMED_BY,
     OWN_PHOTOS,
     PATCH,
     QUICK_REPLAY,
@@ -47,6 +48,7 @@ from tests.docs.rules import (
 from tests.docs.runner import run_by_bash, run_in_process
 from tests.launch.topologies import TWO_SOCKETS
 from tests.profiling.studies.tune.samples import STEP, measurements, probes
+from tests.retinanet.predict.test_video import write_video
 from tests.support.mlperf_runs import closed_config, write_run
 
 PHOTOS_EXAMPLE = REPOSITORY / "docs" / "examples" / "photos"
@@ -197,12 +199,8 @@ def make_own_photos(part: Path, made: Path) -> None:
     copy(work / name / part.name, part)
 
 
-def make_shapes(path: Path, _: Path) -> None:
-    run_ours(f"data scenes --out {path.name} --images 10", path.parent)
-
-
-def make_new_photos(path: Path, _: Path) -> None:
-    run_ours(f"data scenes --out {path.name} --images 3 --seed 7", path.parent)
+def make_shapes(path: Path, _: Path, *, images: int) -> None:
+    run_ours(f"data scenes --out {path.name} --images {images}", path.parent)
 
 
 def write_next_list(path: Path, made: Path) -> None:
@@ -335,20 +333,11 @@ def train_one_step(path: Path, made: Path) -> None:
     shutil.rmtree(work)
 
 
-def train_on_own_photos(_: Path, made: Path) -> None:
-    """Train a small version of the tutorial's run."""
-    for part in (*OWN_PHOTOS, "runs/demo"):
+def train_on_photos(_: Path, made: Path, *, config: str) -> None:
+    """Train a small version of an example's run."""
+    for part in NAMED_BY[config]:
         make_once(part, made)
-    config = REPOSITORY / "docs/examples/my-photos.yaml"
-    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
-
-
-def train_on_coco128(_: Path, made: Path) -> None:
-    """Train a small version of the example's run."""
-    for part in ("coco128", *CONVERTED):
-        make_once(part, made)
-    config = PHOTOS_EXAMPLE / "photos.yaml"
-    run_ours(f"retinanet train --config {config} {' '.join(SMALL)}", made)
+    run_ours(f"retinanet train --config {REPOSITORY / config} {' '.join(SMALL)}", made)
 
 
 def train_the_example(path: Path, made: Path) -> None:
@@ -368,21 +357,14 @@ def train_the_patched_example(path: Path, _: Path) -> None:
     shutil.rmtree(work)
 
 
-def make_video(path: Path, made: Path) -> None:
-    """Run the page's program that makes a video."""
-    page = (REPOSITORY / "docs" / "serving.md").read_text("utf-8")
-    make_once("runs/demo", made)
-    commands = (command.text for command in page_commands(page, "serving.md"))
-    program = next(text for text in commands if path.name in text)
-    run_shell(program.replace(".venv/bin/", ""), made)
+def make_video(path: Path, _: Path) -> None:
+    write_video(path)
 
 
 def write_my_train(path: Path, _: Path) -> None:
     """Write the program of the page about profiling one's own, with smaller images."""
-    page = (REPOSITORY / "docs" / "profile-your-model.md").read_text("utf-8")
-    blocks, _prose = blocks_and_prose(page)
-    program = next(block.lines for block in blocks if block.language == "python")
-    path.write_text("\n".join(program).replace("128, 128", "64, 64"), encoding="utf-8")
+    [program] = python_programs("profile-your-model.md")
+    path.write_text(program.replace("128, 128", "64, 64"), encoding="utf-8")
 
 
 def capture_my_train(path: Path, made: Path) -> None:
@@ -393,17 +375,12 @@ def capture_my_train(path: Path, made: Path) -> None:
     )
 
 
-def detect(source: str) -> Make:
-    """Return a function that writes the detections in images or a video."""
-
-    def make(path: Path, made: Path) -> None:
-        make_once("runs/demo", made)
-        if source in FIXTURES:
-            make_once(source, made)
-        options = f"--no-pictures --score 0.01 --json {path.relative_to(made)}"
-        run_ours(f"retinanet predict --checkpoint runs/demo {source} {options}", made)
-
-    return make
+def detect(path: Path, made: Path) -> None:
+    """Write the detections in the demo's validation images."""
+    make_once("runs/demo", made)
+    images = "runs/demo/scenes/validation/data"
+    options = f"--no-pictures --score 0.01 --json {path.relative_to(made)}"
+    run_ours(f"retinanet predict --checkpoint runs/demo {images} {options}", made)
 
 
 def replay_log(path: Path, made: Path, *, run: str) -> None:
@@ -430,9 +407,8 @@ FIXTURES: dict[str, Make] = {
     "oidv6-train-annotations-bbox.csv": write_table,
     "class-descriptions-boxable.csv": write_table,
     **dict.fromkeys((*OWN_PHOTOS, "my-photos/annotations"), make_own_photos),
-    "shapes": make_shapes,
-    "new-photos": make_new_photos,
-    "more-photos": make_new_photos,
+    "shapes": partial(make_shapes, images=10),
+    **dict.fromkeys(("new-photos", "more-photos"), partial(make_shapes, images=3)),
     "coco128": make_coco128,
     **dict.fromkeys(CONVERTED, convert_coco128),
     "yolo-photos": make_other_format,
@@ -453,8 +429,8 @@ FIXTURES: dict[str, Make] = {
     "runs/shapes/detector": copy_fixture("runs/demo"),
     "runs/coco": train_one_step,
     "runs/openimages": train_one_step,
-    "runs/my-photos": train_on_own_photos,
-    "runs/photos": train_on_coco128,
+    "runs/my-photos": partial(train_on_photos, config="docs/examples/my-photos.yaml"),
+    "runs/photos": partial(train_on_photos, config="docs/examples/photos/photos.yaml"),
     "runs/my-photos/report.next.txt": write_next_list,
     "runs/before": train_the_example,
     "runs/after": train_the_patched_example,
@@ -463,8 +439,7 @@ FIXTURES: dict[str, Make] = {
     "my_train.py": write_my_train,
     **dict.fromkeys(("captured", "captured-2"), capture_my_train),
     "predictions/scenes.mp4": make_video,
-    "predictions/found.json": detect("runs/demo/scenes/validation/data"),
-    "predictions/video.json": detect("predictions/scenes.mp4"),
+    "predictions/found.json": detect,
     "runs/three": remove_calls,
     **dict.fromkeys(DEMOS, copy_fixture("runs/demo")),
     **dict.fromkeys(CLOSED_RUNS, write_closed_run),

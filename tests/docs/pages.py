@@ -23,7 +23,7 @@ COMMENT = re.compile(r"(?:^|\s+)#(?:\s.*)?$")
 
 
 class Command(NamedTuple):
-    """One command of a page, on one line (a loop keeps its lines, and a program behind `<<`)."""
+    """One command of a page, on one line (a loop keeps its lines)."""
 
     text: str
     place: str
@@ -67,6 +67,12 @@ def blocks_and_prose(text: str) -> tuple[list[Block], list[tuple[int, str]]]:
     return blocks, prose
 
 
+def python_programs(page: str) -> list[str]:
+    """Return the Python blocks of a page in docs."""
+    blocks, _ = blocks_and_prose((REPOSITORY / "docs" / page).read_text(encoding="utf-8"))
+    return ["\n".join(block.lines) for block in blocks if block.language == "python"]
+
+
 def page_commands(text: str, page: str) -> Iterator[Command]:
     """Yield a page's commands: in shell blocks, behind prompts, below `next:`, in sentences."""
     blocks, prose = blocks_and_prose(text)
@@ -91,25 +97,17 @@ def unmarked_commands(text: str) -> list[str]:
 
 
 def commands_of_shell_block(block: Block, page: str) -> Iterator[Command]:
-    """Yield lines with their continuations; a loop, or a program behind `<<`, is one command."""
+    """Yield lines with their continuations; a loop is one command."""
     begun: list[str] = []
     first = 0
     for number, line in joined_lines(block):
-        if not begun and not line.strip():
+        if not line.strip():
             continue
         first = first if begun else number
         begun.append(line)
-        if line == closing_line(begun[0]) or not closing_line(begun[0]):
+        if line == "done" or not begun[0].startswith("for "):
             yield Command("\n".join(begun), f"{page}:{first}")
             begun = []
-
-
-def closing_line(line: str) -> str:
-    """Return the line that ends a command of several lines; empty for one of a single line."""
-    if line.startswith(("for ", "while ")):
-        return "done"
-    heredoc = re.search(r"<<'?(\w+)'?", line)
-    return heredoc[1] if heredoc else ""
 
 
 def joined_lines(block: Block) -> Iterator[tuple[int, str]]:

@@ -88,13 +88,11 @@ CHANGES: tuple[tuple[str, str], ...] = (
     (r"runs/<name>|runs/NAME", "runs/demo"),
     (r"--config NAME", "--config demo.yaml"),
     (r"--out DIR", "--out written"),
-    (r" MODEL\b", " alexnet"),
     (r" PHOTOS\b", " sets/coco/train2017"),
     (r" RUN…", " runs/a runs/b runs/c"),
     (r" RUN\b", " runs/a"),
     (r"\bFILE\.pth", "backbone.pth"),
     (r"\bFILE\.safetensors", "written.safetensors"),
-    (r"<url>", "http://127.0.0.1:1/"),
     # a copy that the reader of a page makes
     (r"(?<=--config )my-photos\.yaml", "docs/examples/my-photos.yaml"),
     # omissions
@@ -114,6 +112,15 @@ FEW_UMBRELLAS = (
 OWN_PHOTOS = ("my-photos/train.json", "my-photos/validation.json", "my-photos/images")
 
 CONVERTED = tuple(f"converted/{name}.json" for name in ("train", "validation", "test"))
+
+NAMED_BY: dict[str, tuple[str, ...]] = {
+    "docs/examples/my-photos.yaml": (*OWN_PHOTOS, "runs/demo"),
+    "runs/my-photos": OWN_PHOTOS,
+    "runs/my-photos/report.next.txt": ("more-photos",),
+    "docs/examples/photos/photos.yaml": ("coco128", *CONVERTED),
+    "runs/photos": ("coco128", *CONVERTED),
+}
+"""What a file or run names in turn, so that a command with it needs both."""
 
 WIDE = ((r"(?<!runs/)\bwide\b(?=/| )", "my-photos"), (r"wide$", "my-photos"))
 """Smaller pictures than those of `data scenes --small-objects`"""
@@ -150,7 +157,7 @@ PARSED = {
     r"retinanet launch tune --plan coco\.json .*": f"it trains; {STUDIES}/tune",
     r"retinanet profile peaks.*": "tests/profiling",
     r"retinanet profile layers .*": "tests/profiling/layers",
-    r"retinanet profile bench (?!log|metric|index).*": "tests/profiling/bench",
+    r"retinanet profile bench .*": "tests/profiling/bench",
     r"retinanet profile ablate run.*": "tests/profiling/ablate",
     r"retinanet export .* --format openvino .*": "tests/retinanet/export/test_openvino.py",
     r"python -m tests\.torture .*": "tests/test_torture.py",
@@ -187,13 +194,11 @@ RULES = (
         instead=WIDE,
         needs=("my-photos/images",),
         writes=("tiles/my-photos.yaml", "tiles/images/validation/*-0-0.jpg"),
-        unlike=("validation: 1 image",),
     ),
     run(
         r"retinanet train --config tiles/my-photos\.yaml .*",
         TINY,
         instead=((r"tiles/my", "docs/examples/my"), (r"=wide", "=wide model.weights=null")),
-        needs=OWN_PHOTOS,
         prints=("finished after 2 steps",),
     ),
     run(
@@ -210,11 +215,7 @@ RULES = (
     # data
     run(r"retinanet data scenes .*", writes=("*/annotations/instances_default.json",)),
     run(r"retinanet data split .*", writes=("my-photos/train.json", "my-photos/validation.json")),
-    run(
-        r"retinanet data verify --config my-photos\.yaml",
-        needs=OWN_PHOTOS,
-        prints=("nothing stops training",),
-    ),
+    run(r"retinanet data verify --config my-photos\.yaml", prints=("nothing stops training",)),
     run(
         r"retinanet data download .*",
         "--classes all --pause 0.001",
@@ -224,7 +225,6 @@ RULES = (
     run(
         r"retinanet data show --config my-photos\.yaml .*",
         "data.image_size=64 --count 1 --epochs 1",
-        needs=OWN_PHOTOS,
     ),
     run(
         r"retinanet data show .*",
@@ -236,7 +236,6 @@ RULES = (
     run(
         r"retinanet data convert \S+-photos --from .*",
         writes=("converted/train.json", "converted/validation.json.index/current.json"),
-        unlike=("image_without_boxes", "class_without_boxes", "fewest boxes", "no boxes", "note:"),
     ),
     run(r"retinanet data convert strange-set --from .*", status=2),
     run(
@@ -264,77 +263,41 @@ RULES = (
         instead=((r"^\S+/(.*)=ipex", r"\1=torch"),),
         why="it needs .venv-ipex; tests/retinanet/engine/test_ipex_engine.py",
     ),
-    run(
-        r"retinanet train run\.root=small",
-        "--dry-run",
-        unlike=("error: disk space",),
-        why="it needs a full disk: tests/test_train_disk.py",
-    ),
     # the tutorial
     bash(
         r"retinanet learn \S+ --hours \S+",
         instead=((r"my-photos", "shapes"), (r"--hours \S+", "--hours 1e-5")),
         writes=("runs/shapes/my-photos.yaml", "runs/shapes/detector/report.html"),
         prints=("random numbers", "finished after 1 step"),
-        unlike=("With one threshold",),
     ),
     run(
         r"retinanet train --config runs/shapes/my-photos\.yaml .*",
         TINY,
         instead=((r"runs/shapes", "docs/examples"),),
-        needs=(*OWN_PHOTOS, "runs/demo"),
         prints=("finished after 2 steps",),
     ),
     bash(r"cp docs/examples/my-photos\.yaml my-photos\.yaml", writes=("my-photos.yaml",)),
-    run(
-        r"retinanet train --config my-photos\.yaml --check",
-        TINY,
-        needs=(*OWN_PHOTOS, "runs/demo"),
-        prints=("the run can start",),
-    ),
+    run(r"retinanet train --config my-photos\.yaml --check", TINY, prints=("the run can start",)),
     run(
         r"retinanet train --config my-photos\.yaml --resume",
         f"{TINY} training.max_steps=3",
-        needs=(*OWN_PHOTOS, "runs/my-photos"),
+        needs=("runs/my-photos",),
         prints=("resumed", "finished after 3 steps"),
     ),
     run(
         r"retinanet train --config my-photos\.yaml",
         TINY,
-        needs=(*OWN_PHOTOS, "runs/demo"),
         writes=("runs/my-photos/checkpoints/best", "runs/my-photos/pictures/curves.png"),
         prints=("finished after 2 steps",),
     ),
-    run(
-        r"retinanet report runs/my-photos --unlabelled .*",
-        needs=OWN_PHOTOS,
-        prints=("Label next: ",),
-    ),
+    run(r"retinanet report runs/my-photos --unlabelled .*", prints=("Label next: ",)),
     bash(
         r"xargs .* retinanet predict .*",
-        needs=("more-photos",),
         writes=("to-correct/annotations/instances_default.json",),
-        unlike=("20 pictures, 122 boxes",),
     ),
     run(
         r"retinanet predict .*--labels yolo .*",
         writes=("predicted/data.yaml", "predicted/train/labels/photo-00000.txt"),
-    ),
-    run(
-        r"retinanet report runs/my-photos",
-        needs=OWN_PHOTOS,
-        writes=("runs/my-photos/report.html",),
-    ),
-    run(
-        r"retinanet evaluate --checkpoint runs/my-photos",
-        needs=OWN_PHOTOS,
-        prints=("mAP50",),
-    ),
-    bash(
-        r"python - <<'END'.*Detector\.load.*END",
-        needs=("runs/my-photos", "new-photos"),
-        writes=("drawn.png",),
-        prints=("pixels,",),
     ),
     bash(  # a shell replaces the asterisk
         r"retinanet predict .*/\*\.jpg",
@@ -346,20 +309,11 @@ RULES = (
     run(
         r"retinanet data convert coco128 --from yolo .*",
         writes=CONVERTED,
-        unlike=("class_without_boxes", "most boxes", "fewest boxes", "no boxes"),
     ),
     run(
         r"retinanet train --config docs/examples/photos/photos\.yaml",
         TINY,
-        needs=("coco128", *CONVERTED),
         writes=("runs/photos/checkpoints/best",),
-        unlike=("best classes", "worst classes"),
-    ),
-    run(r"retinanet predict --checkpoint runs/photos .*", writes=("predictions/*.boxes.png",)),
-    run(
-        r"retinanet report runs/photos",
-        needs=("coco128", *CONVERTED),
-        prints=("open it in a browser",),
     ),
     # the worked example
     bash(r"mkdir -p runs/changed", writes=("runs/changed",)),
@@ -391,28 +345,24 @@ RULES = (
         r"retinanet train --config docs/examples/few-umbrellas\.yaml .*",
         f"{TINY} {' '.join(FEW_UMBRELLAS)}",
         writes=("runs/*/checkpoints/best",),
-        unlike=("class weights", "repeats"),
     ),
     bash(
         r"retinanet train .*--check .*launch\.threads=3 .*",
         f"data.root=sets/coco {BACKBONE} data.image_size=64",
         instead=((r"threads=3", "threads=4096"), (r"batch_size=64", "batch_size=2")),
         status=2,
-        unlike=("error: /dev/shm", "error: data", "error: disk space", "the run cannot"),
+        unlike=("the run cannot",),
     ),
     run(
         r"retinanet train .*--check data\.train_annotations.*",
         f"{TINY} {BACKBONE} data.root=sets/coco",
     ),
     run(r"retinanet train .*--check", f"{TINY} {BACKBONE}"),
-    *(
-        run(
-            rf"retinanet train --config {name}\.yaml .*--resume",
-            f"{TINY} {BACKBONE}",
-            needs=(f"runs/{name}",),
-            prints=("resumed",),
-        )
-        for name in ("coco", "openimages")
+    run(
+        r"retinanet train --config openimages\.yaml .*--resume",
+        f"{TINY} {BACKBONE}",
+        needs=("runs/openimages",),
+        prints=("resumed",),
     ),
     bash(
         r"OMP_NUM_THREADS=1 GOMP_CPU_AFFINITY=1 retinanet train",
@@ -440,7 +390,7 @@ RULES = (
         r"mpirun -np 2 retinanet train .*profile\.perf=true",
         SYNTHETIC,
         writes=("runs/demo/onednn/rank1.log", "runs/demo/trace/rank1.json.gz"),
-        unlike=("note: profile.perf", *(() if which("perf") else ("  counters",))),
+        unlike=() if which("perf") else ("  counters",),
     ),
     two_ranks(
         r"mpirun -np 2 retinanet train … --resume",
@@ -514,11 +464,6 @@ RULES = (
     # a trained detector
     run(r"retinanet predict .*\.mp4 .*", writes=("predictions/*.boxes.mp4",)),
     run(r"retinanet predict .*", writes=("predictions/**/*.boxes.png",)),
-    bash(
-        r"python - <<'END'.*scenes\.mp4.*END",
-        needs=("runs/demo", "predictions/found.json"),
-        writes=("predictions/scenes.mp4",),
-    ),
     bash(r"head -n 3 predictions/\w+\.json", prints=("[",)),
     bash(r"head -n 24 .*/MODEL_CARD\.md", prints=("object-detection", "mAP")),
     run(r"retinanet export .*", prints=("checked with",)),
@@ -556,15 +501,14 @@ RULES = (
     bash(r"source <\(retinanet completion bash\)", "&& complete -p retinanet"),
     # MLPerf
     run(r"retinanet mlperf submission .*", status=4),
-    run(r"retinanet mlperf compare .*", unlike=("demo: ",)),  # cores may not be bound
-    run(r"retinanet mlperf (?:check|rcp|points) .*"),
+    run(r"retinanet mlperf (?:check|compare|rcp|points) .*"),
     # ranks
     bash(r"lscpu .* > .*", writes=("node.txt",)),
     run(r"retinanet launch plan .*"),
     run(r"retinanet launch run .*", instead=((r"launch run", "launch run --dry-run"),)),
     run(
         r"retinanet launch tune --plan scenes\.json .*--probe .*",
-        unlike=("measured: ", "probe ", "  global batch "),  # all have been trained already
+        unlike=("  global batch ",),  # all have been trained already
     ),
     run(r"retinanet launch tune .*"),
     # profiling
@@ -581,11 +525,11 @@ RULES = (
     ),
     run(
         r"retinanet profile stats captured .*",
-        unlike=("│ ", "4 problems by"),  # in order of time
+        unlike=("4 problems by",),
     ),
     run(
         r"retinanet profile trace .*",
-        unlike=("oneDNN itself: ", "hardly fragmented"),  # in order of time
+        unlike=("hardly fragmented",),
     ),
     run(  # measuring peaks takes half a minute
         r"retinanet profile stats (?!.*--peaks).*--out .*", "--peaks peaks.json"
@@ -614,11 +558,6 @@ RULES = (
     run(r"retinanet profile report runs/after .*", "--peaks none"),
     run(r"retinanet profile report .*--peaks .*", writes=("report.html",)),
     run(r"retinanet profile report .*", "--peaks none", writes=("report.html",)),
-    run(  # the targets are of a log of the page's size
-        r"retinanet profile bench log", "--lines 2000 --problems 20", unlike=("┃ what",)
-    ),
-    run(r"retinanet profile bench metric", "--images 20 --found 10"),
-    run(r"retinanet profile bench index", "--images 200 --boxes 900 --ranks 1"),
     run(r"retinanet profile ablate list"),
     run(
         r"retinanet profile ablate report --quick",

@@ -15,8 +15,11 @@ from unittest.mock import patch
 
 from common.cli import run_command
 from common.program import PROGRAM
+from common.yaml_text import read_yaml
 from launch.environment import set_allocator
 from retinanet.config_file import load_config
+from tests.docs.pages import REPOSITORY
+from tests.docs.rules import SCENES, SMALL
 from tests.support.commands import run_program
 
 TIMEOUT = 120  # Seconds of a command in a process of its own
@@ -34,6 +37,18 @@ def run_by_bash(text: str, folder: Path, **variables: str) -> CompletedProcess[s
     programs = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, **ENVIRONMENT, "PATH": programs, **variables}
     return run_program("bash", "-c", text, cwd=folder, env=environment, timeout=TIMEOUT)
+
+
+def run_training_program(program: str, folder: Path) -> CompletedProcess[str]:
+    """Run a page's Python program, in which `train` gets the settings of a small run."""
+    settings = dict(pair.split("=") for pair in (*SCENES, *SMALL))
+    if "training={" in program:
+        del settings["training.epochs"]
+    fewer = {name: read_yaml(value, name) for name, value in settings.items()}
+    assert program.count("run={") == 1
+    program = program.replace("run={", f"**{fewer}, run={{")
+    path = str(REPOSITORY)
+    return run_program(sys.executable, "-c", program, cwd=folder, timeout=300, PYTHONPATH=path)
 
 
 def run_in_process(command: Sequence[str], folder: Path) -> CompletedProcess[str]:

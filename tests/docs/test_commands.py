@@ -21,7 +21,7 @@ from tests.data.download.server import serving
 from tests.docs.fixtures import FIXTURES, checkout, put_in_place
 from tests.docs.output import missing_lines
 from tests.docs.pages import REPOSITORY, Command, all_pages, page_commands, unmarked_commands
-from tests.docs.rules import CHANGES, RULES, How, Rule, is_a_name, matching_rule, plain
+from tests.docs.rules import CHANGES, NAMED_BY, RULES, How, Rule, is_a_name, matching_rule, plain
 from tests.docs.runner import parse_only, run_by_bash, run_in_process
 
 PAGES = {str(page.relative_to(REPOSITORY)): page.read_text("utf-8") for page in all_pages()}
@@ -81,7 +81,7 @@ def test_command_of_a_page_does_what_the_page_says(
     assert rule, f"{place}: no rule of tests/docs/rules.py is for: {first.text}"
     if rule.why:
         record_property(NOT_AS_WRITTEN, (rule.why, first.text))
-    for name in [*rule.needs, *(name for name in FIXTURES if is_input(text, name))]:
+    for name in needed_files(text, rule):
         put_in_place(name, root, folder)
     before = set(folder.rglob("*"))
     done = run_command(text, rule, folder)
@@ -120,6 +120,13 @@ def files_at(folder: Path, pattern: str) -> set[Path]:
     """Return the matches of a pattern, and their content: a folder may have existed before."""
     matches = set(folder.glob(pattern))
     return matches.union(*(path.rglob("*") for path in matches))
+
+
+def needed_files(text: str, rule: Rule) -> list[str]:
+    """Return what has to be in place: what the rule, the command, or a file in it names."""
+    named = [name for name in FIXTURES if is_input(text, name)]
+    behind = (name for key, names in NAMED_BY.items() if is_input(text, key) for name in names)
+    return [*dict.fromkeys((*rule.needs, *named, *behind))]
 
 
 def is_input(text: str, name: str) -> bool:

@@ -17,10 +17,6 @@ make test    # minutes
 for run in 0 1; do
     mpirun -np 2 retinanet train run.name=$run
 done
-python - <<'END'
-import train    # a module
-
-END
 ```
 
 ```text
@@ -42,10 +38,9 @@ def test_commands_are_extracted_from_blocks_prompts_and_sentences() -> None:
         "a.md:4": "make test",
         "a.md:5": ".venv/bin/retinanet train --config coco.yaml data.root=/data/coco",
         "a.md:8": "for run in 0 1; do\n    mpirun -np 2 retinanet train run.name=$run\ndone",
-        "a.md:11": "python - <<'END'\nimport train\n\nEND",
-        "a.md:18": "retinanet profile stats LOG --top 3",
-        "a.md:21": "ls '#1'",
-        "a.md:24": ".venv/bin/retinanet profile stats LOG",
+        "a.md:14": "retinanet profile stats LOG --top 3",
+        "a.md:17": "ls '#1'",
+        "a.md:20": ".venv/bin/retinanet profile stats LOG",
     }
     inline = [command.text for command in commands if command.is_inline]
     assert inline == ["make demo", "retinanet data verify --config NAME"]

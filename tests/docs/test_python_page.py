@@ -1,7 +1,5 @@
 """The notebook of the docs is executed, and the programs of the page "From Python" are run."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from tests.docs.fixtures import put_in_place
-from tests.docs.pages import REPOSITORY, blocks_and_prose
-from tests.docs.rules import SMALL
-from tests.support.commands import run_program
+from tests.docs.pages import REPOSITORY, python_programs
+from tests.docs.runner import run_training_program
 
 NOTEBOOK = REPOSITORY / "docs" / "own-detector.ipynb"
 FEWER = {"EPOCHS = 16": "EPOCHS = 1", '"batch_size": 8': '"batch_size": 2'}
@@ -62,19 +59,9 @@ def test_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_programs_of_the_page_run(root: Path, tmp_path: Path) -> None:
     put_in_place("runs/demo", root, tmp_path)
     Image.new("RGB", (90, 60), "red").save(tmp_path / "photo.jpg")
-    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
-    blocks, _ = blocks_and_prose(page)
-    programs = ["\n".join(block.lines) for block in blocks if block.language == "python"]
+    programs = python_programs("python.md")
     assert len(programs) == 3
-    # The training of a few steps; the settings of the page go before.
-    fewer: dict[str, Any] = {"data.scenes.train": 8, "data.scenes.validation": 2}
-    for name, _, value in (pair.partition("=") for pair in SMALL):
-        fewer[name] = json.loads(value) if value.isdecimal() else value
-    fewer.pop("training.epochs")
-    program = "\n".join(programs).replace("run={", f"**{fewer}, run={{")
-    done = run_program(
-        sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(REPOSITORY), timeout=300
-    )
+    done = run_training_program("\n".join(programs), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1, ") and "mAP50" in done.stdout
     assert (tmp_path / "photo.boxes.png").is_file() and (tmp_path / "runs" / "from-python").is_dir()

@@ -21,11 +21,12 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 from common.files import read_json_lines
 from common.yaml_text import read_yaml
-from tests.docs.pages import REPOSITORY, blocks_and_prose
+from tests.docs.fixtures import run_ours
+from tests.docs.pages import REPOSITORY, python_programs
 from tests.docs.rules import SCENES, SMALL
+from tests.docs.runner import run_training_program
 from tests.support.commands import run_program
 
-PAGE = REPOSITORY / "docs" / "trackers.md"
 TRACKERS = REPOSITORY / ".venv-trackers" / "bin" / "python"
 RUN = "tracked"
 TWO_NAMES = re.compile(r"^import (\w+) as tracker  # or: import (\w+) as tracker$", re.MULTILINE)
@@ -43,10 +44,7 @@ class Tracked(NamedTuple):
 
 def page_programs() -> dict[str, str]:
     """Return the programs by tracker, each with the lines that it begins with; last `train`."""
-    blocks, _ = blocks_and_prose(PAGE.read_text(encoding="utf-8"))
-    first, board, both, mlflow, train = (
-        "\n".join(block.lines) for block in blocks if block.language == "python"
-    )
+    first, board, both, mlflow, train = python_programs("trackers.md")
     assert first.count("runs/demo") == 1
     first = first.replace("runs/demo", f"runs/{RUN}")
     [names] = TWO_NAMES.findall(both)
@@ -56,24 +54,13 @@ def page_programs() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def printed(root: Path) -> str:
-    """Train the run of the page's last program into the folder; return what the program prints."""
-    program = page_programs()["train"]
-    fields = (pair.partition("=") for pair in (*SCENES, *SMALL))
-    fewer = {name: json.loads(value) if value.isdecimal() else value for name, _, value in fields}
-    assert program.count("run={") == 1
-    program = program.replace("run={", f"**{fewer}, run={{")
-    done = run_program(
-        sys.executable, "-c", program, cwd=root, timeout=300, PYTHONPATH=str(REPOSITORY)
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def finished(root: Path) -> Tracked:
+    """Train a small run into the folder, and return what its files say."""
+    run_ours(" ".join(("retinanet train", *SCENES, *SMALL, f"run.name={RUN}")), root)
+    return read_run(root / "runs" / RUN)
 
 
-@pytest.fixture
-def finished(root: Path, printed: str) -> Tracked:
-    """Return what the files of the run say."""
-    run = root / "runs" / RUN
+def read_run(run: Path) -> Tracked:
     curves: dict[str, dict[int, float]] = defaultdict(dict)
     for record in read_json_lines(run / "metrics.jsonl"):
         for name in ("loss", "learning_rate", "map", "mar_100"):
@@ -203,9 +190,11 @@ def test_program_of_the_page_brings_a_run_to_the_tracker(
         assert tracked.curves[name] == pytest.approx(values), name
 
 
-def test_program_of_the_page_gets_the_numbers_during_a_training(
-    printed: str, finished: Tracked
-) -> None:
-    curves = (finished.curves[name] for name in ("step/loss", "evaluation/map"))
+@pytest.mark.exhaustive
+def test_program_of_the_page_gets_the_numbers_during_a_training(tmp_path: Path) -> None:
+    done = run_training_program(page_programs()["train"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    trained = read_run(tmp_path / "runs" / RUN)
+    curves = (trained.curves[name] for name in ("step/loss", "evaluation/map"))
     lines = {f"{step} {value}" for curve in curves for step, value in curve.items()}
-    assert set(printed.splitlines()) == lines
+    assert set(done.stdout.splitlines()) == lines
