@@ -102,7 +102,7 @@ def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
     finding = Advice("", "", "", "", 25.0)
     log = material(row(problem(), 50.0)).measured
     assert advice.saving(finding, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
-    step = Measured(log.problems, Steps(frozenset({(0, 1)}), 1, 100.0, None, None))
+    step = Measured(log.problems, Steps(frozenset({LogPosition(0, 1)}), 1, 100.0, None, None))
     assert advice.saving(finding, step) == "At most 25.0 ms per step, 25.0% of the step."
     assert "not known" in advice.saving(Advice("", "", "", ""), step)
 
