@@ -20,7 +20,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.machine import read_proc_text, read_status
 from launch.ranks import Ranks, launcher_named, tasks_per_node
-from launch.topology import Topology, format_cpu_list, parse_cpu_list, parse_cpu_map
+from launch.topology import Topology, format_cpu_list, parse_cpu_list
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -296,9 +296,10 @@ def slurm_affinities(
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None
     try:
-        cpus = [parse_cpu_map(mask) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
+        masks = [int(mask, 16) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
     except (KeyError, ValueError):
         return None
+    cpus = [frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) for mask in masks]
     bound = [cpus[task % len(cpus)] for task in range(ranks.local_size)]
     return bound if bound[ranks.local_rank] == affinity else None
 

@@ -86,7 +86,7 @@ class CpuFacts:
     """One online CPU, whose `core_id` names its core within the socket."""
 
     cpu: int
-    core_id: tuple[int, ...]
+    core_id: int
     socket: int
     node: int
     speed: float = 0.0  # In a unit that is the same for all CPUs of the host; 0: unknown
@@ -112,12 +112,12 @@ def kinds_of_cores(speeds: Iterable[float]) -> dict[float, int]:
 
 def make_topology(facts: Iterable[CpuFacts]) -> Topology:
     """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
-    cores: dict[tuple[int, ...], int] = {}
+    cores: dict[tuple[int, int], int] = {}
     cpus = []
     ordered = sorted(facts)
     kinds = kinds_of_cores(item.speed for item in ordered)
     for item in ordered:
-        core = cores.setdefault((item.socket, *item.core_id), len(cores))
+        core = cores.setdefault((item.socket, item.core_id), len(cores))
         kind = kinds[item.speed]
         cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node, kind=kind))
     return Topology(tuple(cpus))
@@ -166,24 +166,19 @@ def list_sockets_of_ranks(topology: Topology) -> tuple[Socket, ...]:
     Sockets that share a memory node count as one, with the lowest number: hypervisors often make
     each CPU a socket of its own.
     """
-    parents = {cpu.socket: cpu.socket for cpu in topology.cpus}
-    of_nodes: dict[int, int] = {}
-
-    def joined(socket: int) -> int:
-        while parents[socket] != socket:
-            parents[socket] = parents[parents[socket]]
-            socket = parents[socket]
-        return socket
-
+    joined = {cpu.socket: cpu.socket for cpu in topology.cpus}
+    of_nodes: dict[int, set[int]] = {}
     for cpu in topology.cpus:
-        ends = sorted((joined(cpu.socket), joined(of_nodes.setdefault(cpu.node, cpu.socket))))
-        parents[ends[1]] = ends[0]
+        of_nodes.setdefault(cpu.node, set()).add(cpu.socket)
+    for sockets in of_nodes.values():
+        firsts = {joined[socket] for socket in sockets}
+        joined |= {socket: min(firsts) for socket, first in joined.items() if first in firsts}
     # Cores of one real socket stay next to each other.
     by_socket = sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.cpu))
     slower = set(topology.slower)
     return list_sockets(
         Topology(
-            tuple(replace(cpu, socket=joined(cpu.socket)) for cpu in by_socket if cpu not in slower)
+            tuple(replace(cpu, socket=joined[cpu.socket]) for cpu in by_socket if cpu not in slower)
         )
     )
 
@@ -218,42 +213,25 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
     for folder in sorted(cpu_folder.with_name("node").glob("node[0-9]*")):
         name = folder.name.removeprefix("node")
         if is_number(name):
-            cpus = read_cpus(folder, "cpulist") or ()
-            nodes.update(dict.fromkeys(cpus, int(name)))
-    online = read_cpus(cpu_folder, "online")
-    if online is None:  # a copy without that list
-        files = cpu_folder.glob("cpu[0-9]*/topology/physical_package_id")
-        names = (file.parts[-3].removeprefix("cpu") for file in files)
-        online = frozenset(int(name) for name in names if is_number(name))
-    atoms = read_cpus(cpu_folder.parent.parent / "cpu_atom", "cpus")  # Intel's efficiency cores
-    facts, cores = [], dict[int, tuple[int, ...]]()
-    for cpu in sorted(online):
+            nodes.update(dict.fromkeys(read_cpus(folder / "cpulist"), int(name)))
+    file = cpu_folder.parent.parent / "cpu_atom" / "cpus"  # Intel's efficiency cores
+    atoms = read_cpus(file) if file.is_file() else None
+    facts, cores = [], dict[int, int]()
+    for cpu in sorted(read_cpus(cpu_folder / "online")):
         folder = cpu_folder / f"cpu{cpu}"
-        siblings = read_cpus(folder / "topology", *SIBLINGS)
-        if siblings:  # as lscpu: the first set that has the CPU
-            cores.update(dict.fromkeys(siblings - cores.keys(), (min(siblings),)))
-        core_id = cores.get(cpu) or read_core_id(folder / "topology", cpu)
+        # As lscpu: the first set that has the CPU. Core ids are not used: they repeat from die to
+        # die, on Arm from cluster to cluster, and hypervisors give two threads of a core two.
+        siblings = read_cpus(folder / "topology" / "thread_siblings_list") or {cpu}
+        cores.update(dict.fromkeys(siblings - cores.keys(), min(siblings)))
         # An unknown package is -1, and counts as socket 0.
         socket = max(0, read_id(folder / "topology" / "physical_package_id"))
         speed = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
         node = nodes.get(cpu, 0)
-        facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=node, speed=speed))
+        facts.append(CpuFacts(cpu, core_id=cores[cpu], socket=socket, node=node, speed=speed))
     return facts
 
 
-SIBLINGS = ("thread_siblings_list", "core_cpus_list")
-"""The files of the CPUs that share a core. Core ids are not used where there is one: they repeat
-from cluster to cluster on Arm, and hypervisors give two threads of a core two of them."""
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
-
-
-def read_core_id(folder: Path, cpu: int) -> tuple[int, ...]:
-    """Return the name of a CPU's core within its socket, where its siblings are not known."""
-    # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
-    core = read_id(folder / "core_id")
-    # Older kernels have no die_id.
-    die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
-    return die, core if core >= 0 else cpu
 
 
 def read_speed(folder: Path) -> float:
@@ -262,15 +240,12 @@ def read_speed(folder: Path) -> float:
     return max(0, next(map(read_id, files), 0))
 
 
-def read_cpus(folder: Path, *names: str) -> frozenset[int] | None:
-    """Return the CPUs that the first of these files of the kernel names; None: there is none."""
-    for file in (folder / name for name in names):
-        if file.is_file():
-            try:
-                return parse_cpu_list(read_sysfs_text(file))
-            except ValueError as error:
-                raise InputError(f"{file}: {error}") from error
-    return None
+def read_cpus(file: Path) -> frozenset[int]:
+    """Return the CPUs that a file of the kernel names."""
+    try:
+        return parse_cpu_list(read_sysfs_text(file))
+    except ValueError as error:
+        raise InputError(f"{file}: {error}") from error
 
 
 def read_id(file: Path) -> int:
@@ -351,24 +326,10 @@ def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFact
         if not is_number(value):
             raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
     cpu, core, socket, node = (int(values[name]) for name in COLUMNS)
-    return CpuFacts(cpu, core_id=(core,), socket=socket, node=node, speed=speed)
+    return CpuFacts(cpu, core_id=core, socket=socket, node=node, speed=speed)
 
 
 MOST_NUMBERS = 8_192  # Linux can be built for no more CPUs
-CPU_MAP = re.compile(f"(?:0x)?[0-9a-fA-F]{{1,{MOST_NUMBERS // 4}}}")
-
-
-def parse_cpu_map(text: str) -> frozenset[int]:
-    """Return the numbers of a map such as `f,0000000f` or `0x3`, of a bit for each.
-
-    Raises:
-        ValueError: The text is not such a map.
-    """
-    digits = text.strip().replace(",", "")
-    if not CPU_MAP.fullmatch(digits):
-        raise ValueError(f"expected a map such as ff,ffffffff, found {text.strip()[:40]!r}")
-    bits = f"{int(digits, 16):b}"[::-1]
-    return frozenset(number for number, bit in enumerate(bits) if bit == "1")
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -27,14 +27,13 @@ def read_lscpu(folder: Path, text: str) -> Topology:
     return read_topology(file)
 
 
-def write_sysfs(system: Path, *, online: str, cores: dict[int, tuple[int, int, int]]) -> None:
-    """Write CPUs with (socket, die, core id) to a folder such as /sys/devices/system."""
-    for cpu, (socket, die, core) in cores.items():
+def write_sysfs(system: Path, *, online: str, cores: dict[int, tuple[int, str]]) -> None:
+    """Write CPUs with (socket, thread siblings) to a folder such as /sys/devices/system."""
+    for cpu, (socket, siblings) in cores.items():
         folder = system / "cpu" / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{socket}\n", encoding="utf-8")
-        (folder / "die_id").write_text(f"{die}\n", encoding="utf-8")
-        (folder / "core_id").write_text(f"{core}\n", encoding="utf-8")
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n", encoding="utf-8")
     (system / "cpu" / "online").write_text(f"{online}\n", encoding="utf-8")
 
 
@@ -95,7 +94,7 @@ def test_files_that_are_not_of_lscpu_are_refused(
 @pytest.mark.parametrize("place", ["sys/devices/system", "devices/system", "system", "."])
 def test_copy_of_sysfs_is_found_at_any_depth(tmp_path: Path, place: str) -> None:
     system = tmp_path / place
-    write_sysfs(system, online="0-3", cores={n: (n // 2, 0, n % 2) for n in range(4)})
+    write_sysfs(system, online="0-3", cores={n: (n // 2, f"{n}") for n in range(4)})
     write_nodes(system, "0-1", "2-3")
     assert read_topology(tmp_path).cpus == (
         Cpu(0, core=0, socket=0, node=0),
@@ -105,23 +104,19 @@ def test_copy_of_sysfs_is_found_at_any_depth(tmp_path: Path, place: str) -> None
     )
 
 
-DIES = {cpu: (0, cpu % 2, 0) for cpu in range(4)}  # core ids repeat from die to die
-
-
 @pytest.mark.parametrize(
     ("online", "cores", "nodes", "cpus"),
     [
-        ("0-3", DIES, (), [(0, 0, 0, 0), (1, 1, 0, 0), (2, 0, 0, 0), (3, 1, 0, 0)]),
-        ("0,2", {0: (0, 0, 0), 2: (0, 0, 1)}, (), [(0, 0, 0, 0), (2, 1, 0, 0)]),  # 1 is offline
-        ("0-1", {0: (0, 0, 0), 1: (0, 0, 1)}, ("0-1", ""), [(0, 0, 0, 0), (1, 1, 0, 0)]),
-        ("0-1", dict.fromkeys((0, 1), (-1, -1, -1)), (), [(0, 0, 0, 0), (1, 1, 0, 0)]),  # unknown
+        ("0,2", {0: (0, "0"), 2: (0, "2")}, (), [(0, 0, 0, 0), (2, 1, 0, 0)]),  # 1 is offline
+        ("0-1", {0: (0, "0"), 1: (0, "1")}, ("0-1", ""), [(0, 0, 0, 0), (1, 1, 0, 0)]),
+        ("0-1", {0: (-1, "0-1"), 1: (-1, "0-1")}, (), [(0, 0, 0, 0), (1, 0, 0, 0)]),
     ],
-    ids=["dies", "offline", "node without CPUs", "unknown"],
+    ids=["offline", "node without CPUs", "unknown socket"],
 )
 def test_cores_of_sysfs(
     tmp_path: Path,
     online: str,
-    cores: dict[int, tuple[int, int, int]],
+    cores: dict[int, tuple[int, str]],
     nodes: Sequence[str],
     cpus: list[tuple[int, int, int, int]],
 ) -> None:
@@ -132,8 +127,8 @@ def test_cores_of_sysfs(
 
 
 def test_incomplete_copy_of_sysfs_is_refused(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, online="0-1", cores={0: (0, 0, 0)})
-    expected = r"cpu1/topology/core_id: cannot be read: No such file or directory; copy it too"
+    write_sysfs(tmp_path, online="0-1", cores={0: (0, "0")})
+    expected = r"cpu1/topology/thread_siblings_list: cannot be read: No such file .*; copy it too"
     with pytest.raises(InputError, match=expected):
         read_topology(tmp_path)
 
