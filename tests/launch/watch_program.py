@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 from common.errors import BAD_INPUT, INTERRUPTED, OUR_BUG
+from launch import watchdog
 from launch.watchdog import Watch, watch_as_first, watch_as_other
 
 HOSTS = ("a", "b", "c", "d")
 GROUPS = (0, 0, 1, 1)
 KEY = b"secret"
-SILENCE_S = 5.0
+SILENCE_S = 1.5
 TRACEBACK = "Traceback (most recent call last):\nLookupError: a bug"
 
 
@@ -60,7 +61,9 @@ def act(watch: Watch, action: str) -> None:
 
 def run_rank(rank: int, folder: Path, case: list[str]) -> None:
     """Run one rank until a group is lost, or the rank is ended."""
+    watchdog.BEAT_S = 0.2
     watch = joined(rank, folder)
+    watch.clean_up = (folder / "cleaned").touch
     watch.start(silence_s=SILENCE_S)
     if rank == 0:
         watch.outlive(GROUPS if "outlive" in case else ())
