@@ -1,7 +1,7 @@
-"""Pin a rank to its cores and memory: `set_allocator`, `pin`, load torch, `check_pinning`.
+"""Pin a rank to its cores and memory: `set_allocator`, `pin`, load torch, `check_cores`.
 
 `enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
-training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`).
+training takes chosen cores in the same way (`choose_cores`, `take_cores`).
 """
 
 import os
@@ -118,11 +118,6 @@ def bind_process(cpus: Collection[int]) -> list[str]:
             "sched_setaffinity"
         ]
     return []
-
-
-def check_pinning(pinned: Pinned) -> list[str]:
-    """Load torch and check that its threads are as planned, before others start; returns notes."""
-    return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
 def make_share(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> Share:

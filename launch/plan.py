@@ -25,6 +25,7 @@ from launch.topology import (
     count_cores,
     describe_sockets,
     format_cpu_list,
+    format_ranks,
     list_sockets,
 )
 
@@ -44,6 +45,11 @@ class HostPlan:
 
     name: str
     ranks: tuple[RankPlan, ...]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its ranks."""
+        return [item.rank for item in self.ranks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,11 +224,11 @@ def print_plan(plan: Plan) -> None:
     for host in plan.hosts:  # with as many ranks, these have the same places
         alike.setdefault(len(host.ranks), []).append(host)
     for hosts in alike.values():
-        names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
+        names = [f"{host.name} ({format_ranks(host.numbers)})" for host in hosts]
         listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
         heading = f"{len(hosts)} equal hosts, {listed}; shown: {hosts[0].name}"
         if len(hosts) == 1:
-            heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
+            heading = f"host {hosts[0].name}, {format_ranks(hosts[0].numbers)}"
         console.print(heading, style="bold", markup=False)
         console.print(describe_host(plan), markup=False)
         places = table_rows(RANK_COLUMNS, hosts[0].ranks)
@@ -241,12 +247,6 @@ def print_plan(plan: Plan) -> None:
         console.print(f"gradients {plan.gradients}", markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
-
-
-def format_ranks(host: HostPlan) -> str:
-    """Return `rank 3`, or `ranks 0-3`."""
-    numbers = [item.rank for item in host.ranks]
-    return f"rank{'s' if numbers[1:] else ''} {format_cpu_list(numbers)}"
 
 
 def describe_host(plan: Plan) -> str:
@@ -294,9 +294,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return `hosts`, `topology` (of each), `gradients`, `notes`, and `ranks` in order."""
     sockets = list_sockets(plan.topology)
     return {
-        "hosts": [
-            {"host": host.name, "ranks": [item.rank for item in host.ranks]} for host in plan.hosts
-        ],
+        "hosts": [{"host": host.name, "ranks": host.numbers} for host in plan.hosts],
         "topology": {
             "sockets": len(sockets),
             "nodes": len({cpu.node for cpu in plan.topology.cpus}),

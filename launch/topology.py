@@ -5,6 +5,7 @@ comment lines, then one line of numbers for each CPU. Placement sees a host as s
 nodes of physical cores. Sets of CPUs and memory nodes are written as the kernel does: `0-3,8`.
 """
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -100,12 +101,10 @@ differ too, by up to a tenth of their highest frequency."""
 def kinds_of_cores(speeds: Iterable[float]) -> dict[float, int]:
     """Return the kind of each speed, from 0, the fastest; all alike where one is unknown."""
     kinds: dict[float, int] = {}
-    kind, fastest = 0, 0.0
+    kind, fastest = -1, math.inf
     for speed in sorted(set(speeds), reverse=True):
         if speed < SLOWER * fastest:
-            kind += 1
-        if speed < SLOWER * fastest or not kinds:
-            fastest = speed
+            kind, fastest = kind + 1, speed
         kinds[speed] = kind
     return dict.fromkeys(kinds, 0) if 0 in kinds else kinds
 
@@ -372,6 +371,11 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def format_ranks(numbers: Collection[int]) -> str:
+    """Return `rank 3`, or `ranks 0-3`."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
 
 
 def join_numbers(numbers: Iterable[int], conjunction: str) -> str:
