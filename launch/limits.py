@@ -11,7 +11,7 @@ any size. Ranks are placed within what is left, unless most of the host would be
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -69,21 +69,15 @@ def read_quota(*, process: Path, cgroups: Path) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def read_memberships(process: Path) -> Iterator[tuple[str, str]]:
-    """Yield controllers, which are none in version 2, and path of a process's control groups."""
-    for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
-        controllers, _, path = line.partition(":")[2].partition(":")
-        yield controllers, path
-
-
 def control_groups(process: Path, cgroups: Path, controller: str) -> list[Path]:
     """Return the folders of a process's control groups that may limit something, and their parents.
 
     Version 1 is mounted in a folder that its controllers name, version 2 at the top, or in
-    `unified` where both are in use. The `controller` is `cpu` or `memory`.
+    `unified` where both are in use. The `controller` is `cpu`, `cpuset` or `memory`.
     """
     folders = []
-    for controllers, path in read_memberships(process):
+    for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
+        controllers, _, path = line.partition(":")[2].partition(":")  # no controllers: version 2
         mounts = [cgroups, cgroups / "unified"]
         if controllers:
             named = (cgroups / controllers, cgroups / controller)
@@ -192,15 +186,12 @@ def host_cpus(
 
 def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     """Return the CPUs of this process's control group; empty where they cannot be read."""
-    for controllers, path in read_memberships(processes / "self"):
+    for group in control_groups(processes / "self", cgroups, "cpuset"):
         # The effective CPUs: in version 2 `cpuset.cpus` is empty where a group uses those of its
-        # parent.
-        if controllers == "cpuset":
-            file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
-        else:
-            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
-        if controllers in ("", "cpuset") and (text := read_proc_text(file)):
-            return parse_cpu_list(text)
+        # parent, which has the file where the group has not.
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            if text := read_proc_text(group / name):
+                return parse_cpu_list(text)
     return frozenset()
 
 
