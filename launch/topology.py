@@ -60,17 +60,17 @@ def read_topology(path: Path | None = None) -> Topology:
     if path is None:
         return read_this_machine()
     if not path.is_dir():
-        facts = read_lscpu(path)
+        speeds = read_lscpu(path)
     else:
         folder = next((path / place for place in PLACES if (path / place).is_dir()), None)
         if folder is None:
             raise InputError(
                 f"{path}: no {PLACES[1]} below it; give a copy of /sys, or lscpu's output"
             )
-        facts = read_sysfs(folder)
-    if not facts:
+        speeds = read_sysfs(folder)
+    if not speeds:
         raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
-    return make_topology(facts)
+    return make_topology(speeds)
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
@@ -82,17 +82,9 @@ def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     )
 
 
-@dataclass(frozen=True, order=True)
-class CpuFacts:
-    """One online CPU, whose `core_id` names its core within the socket."""
-
-    cpu: int
-    core_id: int
-    socket: int
-    node: int
-    speed: float = 0.0  # In a unit that is the same for all CPUs of the host; 0: unknown
-
-
+Speeds = dict[Cpu, float]
+"""The online CPUs as a host names their cores, which may repeat from socket to socket, with their
+speeds, in a unit that is the same for all CPUs of the host; 0: unknown."""
 SLOWER = 0.85
 """Cores are of a slower kind below this share of the speed of the kind before: those of one kind
 differ too, by up to a tenth of their highest frequency."""
@@ -109,17 +101,16 @@ def kinds_of_cores(speeds: Iterable[float]) -> dict[float, int]:
     return dict.fromkeys(kinds, 0) if 0 in kinds else kinds
 
 
-def make_topology(facts: Iterable[CpuFacts]) -> Topology:
-    """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
+def make_topology(speeds: Speeds) -> Topology:
+    """Return the topology, with cores numbered over the whole host."""
     cores: dict[tuple[int, int], int] = {}
-    cpus = []
-    ordered = sorted(facts)
-    kinds = kinds_of_cores(item.speed for item in ordered)
-    for item in ordered:
-        core = cores.setdefault((item.socket, item.core_id), len(cores))
-        kind = kinds[item.speed]
-        cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node, kind=kind))
-    return Topology(tuple(cpus))
+    kinds = kinds_of_cores(speeds.values())
+
+    def numbered(cpu: Cpu) -> Cpu:
+        core = cores.setdefault((cpu.socket, cpu.core), len(cores))
+        return replace(cpu, core=core, kind=kinds[speeds[cpu]])
+
+    return Topology(tuple(map(numbered, sorted(speeds))))
 
 
 Core = tuple[int, ...]  # The CPUs (hyperthreads) of a physical core, in order of number
@@ -206,7 +197,7 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 """The folder of CPUs in a copy of `/`, `/sys`, `/sys/devices` or `/sys/devices/system`."""
 
 
-def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
+def read_sysfs(cpu_folder: Path) -> Speeds:
     """Return the online CPUs of `/sys/devices/system/cpu`, with nodes from `node` beside it."""
     nodes = {}  # of each CPU; empty where the kernel has no nodes
     for folder in sorted(cpu_folder.with_name("node").glob("node[0-9]*")):
@@ -215,7 +206,7 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
             nodes.update(dict.fromkeys(read_cpus(folder / "cpulist"), int(name)))
     file = cpu_folder.parent.parent / "cpu_atom" / "cpus"  # Intel's efficiency cores
     atoms = read_cpus(file) if file.is_file() else None
-    facts, cores = [], dict[int, int]()
+    speeds, cores = Speeds(), dict[int, int]()
     for cpu in sorted(read_cpus(cpu_folder / "online")):
         folder = cpu_folder / f"cpu{cpu}"
         # As lscpu: the first set that has the CPU. Core ids are not used: they repeat from die to
@@ -224,10 +215,9 @@ def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
         cores.update(dict.fromkeys(siblings - cores.keys(), min(siblings)))
         # An unknown package is -1, and counts as socket 0.
         socket = max(0, read_id(folder / "topology" / "physical_package_id"))
-        speed = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
-        node = nodes.get(cpu, 0)
-        facts.append(CpuFacts(cpu, core_id=cores[cpu], socket=socket, node=node, speed=speed))
-    return facts
+        place = Cpu(cpu, core=cores[cpu], socket=socket, node=nodes.get(cpu, 0))
+        speeds[place] = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
+    return speeds
 
 
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
@@ -269,7 +259,7 @@ UNKNOWN = ("", "-")
 MOST_BYTES = 10_000_000  # Of an output: a CPU has about 30
 
 
-def read_lscpu(file: Path) -> list[CpuFacts]:
+def read_lscpu(file: Path) -> Speeds:
     """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node."""
     advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
     try:
@@ -277,8 +267,7 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
             lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
     except UnicodeDecodeError as error:
         raise not_lscpu(str(file)) from error
-    columns = None
-    by_number: dict[int, CpuFacts] = {}
+    columns, seen, speeds = None, set[int](), Speeds()
     for number, line in enumerate(lines, start=1):
         place = f"{file}:{number}"
         if line.startswith("#"):
@@ -288,18 +277,15 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
         elif line.strip():
             if columns is None:
                 raise not_lscpu(place)
-            facts = parse_cpu_line(line, columns, place)
-            if facts and facts.cpu in by_number:
-                raise InputError(
-                    f"{place}: CPU {facts.cpu} is listed twice; give one host's output"
-                )
-            if facts:
-                by_number[facts.cpu] = facts
-    if not by_number:
+            for cpu, speed in parse_cpu_line(line, columns, place).items():
+                if cpu.cpu in seen or len(seen) == MOST_NUMBERS:
+                    problem = "is listed twice" if cpu.cpu in seen else "is one of too many"
+                    raise InputError(f"{place}: CPU {cpu.cpu} {problem}; give one host's output")
+                seen.add(cpu.cpu)
+                speeds[cpu] = speed
+    if not speeds:
         raise not_lscpu(str(file))
-    if len(by_number) > MOST_NUMBERS:
-        raise InputError(f"{file}: more than {MOST_NUMBERS:,} CPUs; give one host's output")
-    return list(by_number.values())
+    return speeds
 
 
 def not_lscpu(place: str) -> InputError:
@@ -307,8 +293,8 @@ def not_lscpu(place: str) -> InputError:
     return InputError(f"{place}: expected the output of: {COMMAND}")
 
 
-def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
-    """Return one CPU's line; None for a CPU that is offline, which has no core and socket."""
+def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> Speeds:
+    """Return one CPU's line; none for a CPU that is offline, which has no core and socket."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):
         raise InputError(
@@ -318,14 +304,13 @@ def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFact
     speed_text = values.pop(SPEED, "")
     speed = float(speed_text) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", speed_text) else 0.0
     if values["core"] in UNKNOWN and values["socket"] in UNKNOWN:
-        return None
+        return {}
     if values["node"] in UNKNOWN:
         values["node"] = "0"
     for name, value in values.items():
         if not is_number(value):
             raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
-    cpu, core, socket, node = (int(values[name]) for name in COLUMNS)
-    return CpuFacts(cpu, core_id=core, socket=socket, node=node, speed=speed)
+    return {Cpu(*(int(values[name]) for name in COLUMNS)): speed}
 
 
 MOST_NUMBERS = 8_192  # Linux can be built for no more CPUs
