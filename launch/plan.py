@@ -5,7 +5,7 @@ A host is drawn as text: a box for each socket, a row for each memory node, a ce
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rich import table as rich_table
@@ -97,16 +97,16 @@ def make_plan(
             )
             yield RankPlan(rank=first + local_rank, share=share, environment=environment)
 
-    firsts = accumulate((count for _, count in hosts), initial=0)
+    planned: list[HostPlan] = []
+    first = 0
+    for name, count in hosts:
+        planned.append(HostPlan(name=name, ranks=tuple(plan_ranks(count, first))))
+        first += count
     return Plan(
         topology=topology,
         allowed=allowed,
         quota=quota,
-        hosts=tuple(
-            HostPlan(name=name, ranks=tuple(plan_ranks(count, first)))
-            # With `initial`, `accumulate` yields one number more than there are hosts.
-            for (name, count), first in zip(hosts, firsts, strict=False)
-        ),
+        hosts=tuple(planned),
         notes=tuple(dict.fromkeys(notes)),
     )
 

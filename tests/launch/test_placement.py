@@ -226,7 +226,7 @@ def test_quota_below_the_cores_makes_threads_float() -> None:
     for quota in (1.5, 0.3):
         [share] = place_ranks(LAPTOP, ranks=1, request=ALL_CORES, quota=quota)
         assert describe(share) == "0/0: 0-3"
-        assert share.floating and share.threads == 1
+        assert share.floating and share.threads == 1 and spare_cpus(share, LAPTOP) == ()
     assert "1 core that the CPU quota of 1.5 gives" in refusal(LAPTOP, ranks=2, quota=1.5)
 
 
@@ -313,8 +313,3 @@ def test_spare_cpus_of_a_rank(
 ) -> None:
     share, _ = place_ranks(topology, ranks=2, request=CoreRequest(**request_))
     assert spare_cpus(share, topology) == spare
-
-
-def test_floating_ranks_have_no_spare_cpus() -> None:
-    [share] = place_ranks(LAPTOP, ranks=1, request=CoreRequest(), quota=1.5)
-    assert share.floating and spare_cpus(share, LAPTOP) == ()
