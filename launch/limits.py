@@ -11,7 +11,7 @@ any size. Ranks are placed within what is left, unless most of the host would be
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -238,10 +238,10 @@ def checked_part(
     masks = affinities or [affinity]
     used = frozenset[int]().union(*masks)
     host |= used  # a launcher's own process may be bound to less
-    bound = count_cores(topology, used)
+    bound = topology.restricted(used).core_count
     if affinities is None and part.ranks < ranks.local_size:
         bound *= ranks.local_size  # if the others were given as much
-    whole = count_cores(topology, host)
+    whole = topology.restricted(host).core_count
     # Equal CPUs are no overlap: the ranks that have them divide them among themselves.
     overlapping = any(a & b and a != b for a, b in combinations(masks, 2))
     if ranks.local_size == 1:
@@ -270,11 +270,6 @@ def checked_part(
     if 2 * bound < whole:
         raise InputError(f"{shortage}; start with {unbound}, so that each rank gets its share")
     return replace(part, notes=(f"{shortage}; start with {unbound} to use all",))
-
-
-def count_cores(topology: Topology, cpus: Collection[int]) -> int:
-    """Return how many physical cores these CPUs belong to."""
-    return len({cpu.core for cpu in topology.restricted(cpus).cpus})
 
 
 def slurm_affinities(

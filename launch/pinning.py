@@ -24,7 +24,7 @@ from launch.rendezvous import (
     settle_transport,
 )
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
+from launch.topology import Cpu, format_cpu_list, read_topology
 from launch.waiting import Wait, deadline
 
 
@@ -73,7 +73,7 @@ def pin(
         quota = quota * part.ranks / ranks.local_size
     openmp = environment.loaded_openmp()
     if not enabled:
-        cores = count_cores(list_sockets(topology))
+        cores = topology.core_count
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}

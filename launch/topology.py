@@ -42,6 +42,11 @@ class Topology:
         return Topology(tuple(cpu for cpu in self.cpus if cpu.cpu in allowed))
 
     @property
+    def core_count(self) -> int:
+        """The number of physical cores of its CPUs."""
+        return len({cpu.core for cpu in self.cpus})
+
+    @property
     def slower(self) -> tuple[Cpu, ...]:
         """The CPUs of efficiency cores, where there are performance cores too."""
         fastest = min((cpu.kind for cpu in self.cpus), default=0)

@@ -22,7 +22,7 @@ from tests.launch.ranks import REPOSITORY
 
 BIN = Path(sys.executable).parent
 CPUS = sorted(os.sched_getaffinity(0))
-CORES = len({cpu.core for cpu in read_topology().restricted(CPUS).cpus})
+CORES = read_topology().restricted(CPUS).core_count
 HALF = json.dumps({"request": {"threads": CORES // 2}})
 
 pytestmark = [
