@@ -18,7 +18,7 @@ from launch.rendezvous import Rendezvous
 from launch.secret import JobSecret, SealedStore
 from launch.waiting import Wait
 from tests.launch.ranks import Ended, free_port, run_ranks, start_apart
-from tests.support.processes import wait_until_gone
+from tests.support.processes import wait_until, wait_until_gone
 
 PROGRAM = str(Path(__file__).with_name("group_program.py"))
 TIMEOUT_S = 8.0
@@ -163,10 +163,7 @@ def test_rank_waits_until_rank_0_listens() -> None:
         target=wait_for_listener, args=(make_rank(1), "127.0.0.1"), kwargs=arguments, daemon=True
     )
     thread.start()
-    end = time.monotonic() + 5
-    while "refused" not in wait.what:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: "refused" in wait.what)
     assert (
         f"127.0.0.1, port {port}" in wait.what and "firewall" in wait.advice and thread.is_alive()
     )
@@ -204,10 +201,7 @@ def test_rank_0_names_the_missing_ranks() -> None:
     sealed.set("about/1", RankFacts(host="1", network="", process=None))
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
-    end = time.monotonic() + 5
-    while "2-4 of 5" not in wait.what:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: "2-4 of 5" in wait.what)
     assert "WORLD_SIZE" in wait.advice
     for rank in (2, 3, 4):
         sealed.set(f"about/{rank}", RankFacts(host=str(rank), network="", process=None))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from launch.placement import place_ranks
 from launch.shares import CoreRequest
 from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import run_program, write_program
+from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"
@@ -261,9 +261,7 @@ def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not ready.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(ready.exists, seconds=60)
     if recipe.endswith(".sbatch"):
         job.send_signal(signal.SIGUSR1)
     else:

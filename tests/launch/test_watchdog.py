@@ -17,7 +17,7 @@ from launch.watchdog import launcher_process
 from tests.launch.ranks import REPOSITORY, run_ranks
 from tests.launch.watch_program import SILENCE_S, TRACEBACK
 from tests.support.commands import run_program
-from tests.support.processes import child_processes, wait_until_ended
+from tests.support.processes import child_processes, wait_until, wait_until_ended
 
 GROUP_ENDS = "group 1 (ranks 2-3) ends, the other groups continue\n"
 NO_MESSAGE = "ended without a message (killed, or out of memory?)"
@@ -244,10 +244,7 @@ def test_rank_stops_when_its_launcher_is_killed(tmp_path: Path) -> None:
     assert launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
     launcher.kill()
     launcher.communicate(timeout=10)  # the pipe's other end is closed when the rank has ended
-    end = time.monotonic() + 10
-    while not stopped.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(stopped.exists)
 
 
 @pytest.mark.parametrize(

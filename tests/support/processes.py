@@ -1,7 +1,7 @@
 """Find the processes of a job, and wait for their end."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +43,14 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # it ended before or while it was read
         return False
+
+
+def wait_until(is_so: Callable[[], object], *, seconds: float = 10) -> None:
+    """Wait until a function returns something true; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def wait_until_gone(text: str, *, seconds: float = 5, begin: str = "") -> None:
