@@ -15,7 +15,7 @@ from launch.mpirun import (
     launcher_command,
     mpirun_command,
 )
-from launch.ranks import Ranks
+from launch.ranks import Ranks, launcher_named
 from tests.support.commands import error_message, write_program
 
 ENVIRONMENT = Path(sys.prefix) / "bin"
@@ -187,6 +187,12 @@ def test_intel_mpi_has_a_command_for_each_host_of_another_number_of_ranks() -> N
 )
 def test_scripts_run_with_this_python(command: list[str], expected: list[str]) -> None:
     assert by_this_python(command) == expected
+
+
+def test_option_that_sets_the_number_of_ranks() -> None:
+    assert "--nproc-per-node" in launcher_named("torchrun").ranks_option
+    assert "srun" in launcher_named("slurm").ranks_option
+    assert "mpirun -np" in launcher_named("mpich").ranks_option
 
 
 def test_command_of_srun_keeps_its_options() -> None:
