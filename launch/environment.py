@@ -279,11 +279,7 @@ INTEL_LIBRARIES = ("libiomp5.so", "libomp.so")
 
 def installed_openmp() -> str:
     """Return `intel` where libiomp5 is preloaded or in this environment, else `gnu`."""
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    # Separated by colons or spaces, each a path or a bare name (man 8 ld.so).
-    names = {Path(name).name for name in preloaded.replace(":", " ").split()}
-    named = not names.isdisjoint(INTEL_LIBRARIES)
-    return "intel" if named or intel_is_loaded() or find_intel() else "gnu"
+    return "intel" if intel_is_loaded() or find_intel() else "gnu"
 
 
 def loaded_openmp() -> str:

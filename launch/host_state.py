@@ -19,7 +19,9 @@ ROOT = Path("/")
 CPU = "sys/devices/system/cpu"
 WORD = re.compile(r"[A-Za-z][\w-]{0,39}", re.ASCII)
 NUMBER = re.compile(r"[0-9]{1,15}")
-DECIMAL = re.compile(r"[0-9]{1,9}\.[0-9]{1,3}")
+LOAD = re.compile(r"([0-9]{1,9}\.[0-9]{1,3}) \S+ \S+ ([0-9]{1,15})/[0-9]+ [0-9]+")
+"""https://man7.org/linux/man-pages/man5/proc_loadavg.5.html: `0.20 0.18 0.12 1/80 11206`"""
+NODE_SIZE = re.compile(r"^Node \S+ (\S+): +([0-9]{1,15}) kB$", re.MULTILINE)
 ACTIVE = re.compile(r"\[([a-z+_-]{1,40})\]")  # The kernel marks the active mode by brackets
 NUMA_BALANCING = {"0": "off", "1": "on", "2": "between tiers", "3": "on, also between tiers"}
 HYPERTHREADS = {"0": "off", "1": "on"}
@@ -97,7 +99,8 @@ def read_host_state(root: Path = ROOT) -> HostState:
     memory, swap, swap_free = read_sizes(root / "proc/meminfo", "MemTotal", "SwapTotal", "SwapFree")
     used = None if swap is None or swap_free is None else max(0, swap - swap_free)
     huge_pages = ACTIVE.search(read_proc_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
-    load, running = read_load(root / "proc/loadavg")
+    load = LOAD.fullmatch(read_proc_text(root / "proc/loadavg").strip())
+    swappiness = read_proc_text(root / "proc/sys/vm/swappiness").strip()
     return HostState(
         frequency_driver=", ".join(distinct(policies[:1], "scaling_driver")),
         governor=", ".join(distinct(policies, "scaling_governor")),
@@ -108,14 +111,14 @@ def read_host_state(root: Path = ROOT) -> HostState:
         memory_speed=read_memory_speed(root),
         numa_balancing=named(root / "proc/sys/kernel/numa_balancing", NUMA_BALANCING),
         huge_pages=huge_pages[1] if huge_pages else "",
-        swappiness=first_match(NUMBER, root / "proc/sys/vm/swappiness"),
+        swappiness=swappiness if NUMBER.fullmatch(swappiness) else "",
         memory=memory,
         swap=swap,
         swap_used=used,
         nodes=tuple(read_nodes(root / "sys/devices/system/node")),
         cores=count_physical_cores(cpu),
-        load=load,
-        running=running,
+        load=float(load[1]) if load else None,
+        running=int(load[2]) if load else None,
     )
 
 
@@ -133,12 +136,6 @@ def format_modules(size: int) -> str:
 def named(file: Path, names: dict[str, str]) -> str:
     """Return the name of a file's value; empty for any other content."""
     return names.get(read_proc_text(file).strip(), "")
-
-
-def first_match(pattern: re.Pattern[str], file: Path) -> str:
-    """Return the file's text if the pattern describes all of it, else an empty text."""
-    text = read_proc_text(file).strip()
-    return text if pattern.fullmatch(text) else ""
 
 
 def distinct(policies: list[Path], name: str) -> list[str]:
@@ -159,13 +156,8 @@ def read_nodes(folder: Path) -> Iterator[NodeMemory]:
     """Yield the memory of each node that has some, in order of number."""
     names = [path.name.removeprefix("node") for path in folder.glob("node[0-9]*")]
     for node in sorted(int(name) for name in names if is_number(name)):
-        sizes = {}
-        # Lines such as `Node 0 MemFree:  6442628 kB`.
-        for line in read_proc_text(folder / f"node{node}/meminfo").splitlines():
-            name, _, value = line.partition(":")
-            number = value.strip().partition(" ")[0]
-            if name.startswith("Node ") and NUMBER.fullmatch(number):
-                sizes[name.split()[-1]] = int(number) * KIB
+        found = NODE_SIZE.findall(read_proc_text(folder / f"node{node}/meminfo"))
+        sizes = {name: int(number) * KIB for name, number in found}
         if sizes.get("MemTotal") and "MemFree" in sizes:
             droppable = ("Active(file)", "Inactive(file)", "SReclaimable")
             available = sizes["MemFree"] + sum(sizes.get(name, 0) for name in droppable)
@@ -181,16 +173,6 @@ def count_physical_cores(cpu: Path) -> int | None:
     except ValueError:
         return None
     return max(1, online // max(1, siblings)) if online else None
-
-
-def read_load(file: Path) -> tuple[float | None, int | None]:
-    """Return the mean load of a minute, and the threads that run or wait for a core now."""
-    # https://man7.org/linux/man-pages/man5/proc_loadavg.5.html: `0.20 0.18 0.12 1/80 11206`
-    columns = read_proc_text(file).split()
-    if len(columns) != 5 or not DECIMAL.fullmatch(columns[0]):
-        return None, None
-    running = columns[3].partition("/")[0]
-    return float(columns[0]), int(running) if NUMBER.fullmatch(running) else None
 
 
 def read_memory_speed(root: Path) -> str:

@@ -43,11 +43,10 @@ def expand_hosts(text: str) -> tuple[str, ...]:
             for piece in pieces
         ]
         # Before the names are made: five brackets of a hundred numbers are ten billion hosts.
-        if math.prod(map(len, choices)) > MOST_HOSTS:
+        count = len(hosts) + math.prod(map(len, choices))
+        if count > MOST_HOSTS or item.startswith("-"):  # ssh would take it for an option
             raise wrong_list(text)
         hosts += map("".join, itertools.product(*choices))
-        if len(hosts) > MOST_HOSTS or item.startswith("-"):  # ssh would take it for an option
-            raise wrong_list(text)
     host, count = Counter(hosts).most_common(1)[0]
     if count > 1:
         raise InputError(f"hosts {text!r}: {host} is named twice; give each host once")
@@ -60,24 +59,15 @@ def expand_bracket(content: str, text: str) -> list[str]:
     for part in content.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (is_number(first) and is_number(last) and 0 <= int(last) - int(first) < MOST_HOSTS):
+        if not (is_number(first) and is_number(last) and int(first) <= int(last)):
             raise wrong_list(text)
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-        if len(numbers) > MOST_HOSTS:
-            raise wrong_list(text)
     return numbers
 
 
 def split_list(text: str) -> list[str]:
     """Return the items between commas that are not within brackets."""
-    items, depth = [""], 0
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            items.append("")
-        else:
-            items[-1] += letter
-    items = [item.strip() for item in items]
+    items = [item.strip() for item in re.split(r",(?![^\[]*\])", text)]
     if not all(items):
         raise InputError(f"hosts {text!r}: a name is missing; expected a list such as a,b")
     return items

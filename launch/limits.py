@@ -11,7 +11,7 @@ any size. Ranks are placed within what is left, unless most of the host would be
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,7 +20,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.machine import read_proc_text, read_status
 from launch.ranks import Ranks, launcher_named, tasks_per_node
-from launch.topology import Topology, format_cpu_list, parse_cpu_list, parse_cpu_map
+from launch.topology import Topology, format_cpu_list, parse_cpu_list
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -69,21 +69,15 @@ def read_quota(*, process: Path, cgroups: Path) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def read_memberships(process: Path) -> Iterator[tuple[str, str]]:
-    """Yield controllers, which are none in version 2, and path of a process's control groups."""
-    for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
-        controllers, _, path = line.partition(":")[2].partition(":")
-        yield controllers, path
-
-
 def control_groups(process: Path, cgroups: Path, controller: str) -> list[Path]:
     """Return the folders of a process's control groups that may limit something, and their parents.
 
     Version 1 is mounted in a folder that its controllers name, version 2 at the top, or in
-    `unified` where both are in use. The `controller` is `cpu` or `memory`.
+    `unified` where both are in use. The `controller` is `cpu`, `cpuset` or `memory`.
     """
     folders = []
-    for controllers, path in read_memberships(process):
+    for line in read_proc_text(process / "cgroup").splitlines():  # NUMBER:CONTROLLERS:PATH
+        controllers, _, path = line.partition(":")[2].partition(":")  # no controllers: version 2
         mounts = [cgroups, cgroups / "unified"]
         if controllers:
             named = (cgroups / controllers, cgroups / controller)
@@ -192,15 +186,12 @@ def host_cpus(
 
 def cpuset(processes: Path, cgroups: Path) -> frozenset[int]:
     """Return the CPUs of this process's control group; empty where they cannot be read."""
-    for controllers, path in read_memberships(processes / "self"):
+    for group in control_groups(processes / "self", cgroups, "cpuset"):
         # The effective CPUs: in version 2 `cpuset.cpus` is empty where a group uses those of its
-        # parent.
-        if controllers == "cpuset":
-            file = cgroups / "cpuset" / path.strip("/") / "cpuset.effective_cpus"
-        else:
-            file = cgroups / path.strip("/") / "cpuset.cpus.effective"
-        if controllers in ("", "cpuset") and (text := read_proc_text(file)):
-            return parse_cpu_list(text)
+        # parent, which has the file where the group has not.
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            if text := read_proc_text(group / name):
+                return parse_cpu_list(text)
     return frozenset()
 
 
@@ -247,10 +238,10 @@ def checked_part(
     masks = affinities or [affinity]
     used = frozenset[int]().union(*masks)
     host |= used  # a launcher's own process may be bound to less
-    bound = count_cores(topology, used)
+    bound = topology.restricted(used).core_count
     if affinities is None and part.ranks < ranks.local_size:
         bound *= ranks.local_size  # if the others were given as much
-    whole = count_cores(topology, host)
+    whole = topology.restricted(host).core_count
     # Equal CPUs are no overlap: the ranks that have them divide them among themselves.
     overlapping = any(a & b and a != b for a, b in combinations(masks, 2))
     if ranks.local_size == 1:
@@ -281,11 +272,6 @@ def checked_part(
     return replace(part, notes=(f"{shortage}; start with {unbound} to use all",))
 
 
-def count_cores(topology: Topology, cpus: Collection[int]) -> int:
-    """Return how many physical cores these CPUs belong to."""
-    return len({cpu.core for cpu in topology.restricted(cpus).cpus})
-
-
 def slurm_affinities(
     environment: Mapping[str, str], ranks: Ranks, *, affinity: frozenset[int]
 ) -> list[frozenset[int]] | None:
@@ -296,9 +282,10 @@ def slurm_affinities(
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None
     try:
-        cpus = [parse_cpu_map(mask) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
+        masks = [int(mask, 16) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
     except (KeyError, ValueError):
         return None
+    cpus = [frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) for mask in masks]
     bound = [cpus[task % len(cpus)] for task in range(ranks.local_size)]
     return bound if bound[ranks.local_rank] == affinity else None
 

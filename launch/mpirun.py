@@ -5,6 +5,7 @@ Intel MPI and Open MPI have different options for the same thing (`FAMILIES`).
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
         InputError: There is none, or its kind cannot be determined.
     """
     if given is not None:
-        if not is_program(given):
+        if shutil.which(given.absolute()) is None:
             raise InputError(f"--mpirun: {given} is not executable; give the path of an mpirun")
         return identify(given.absolute())
     environment = Path(sys.prefix) / "bin"
@@ -97,8 +98,8 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     others = [folder for folder in on_path if folder.resolve() != environment.resolve()]
     for folder in (*others, environment):
         for name in NAMES:
-            if is_program(folder / name):
-                return identify((folder / name).absolute())
+            if found := shutil.which(name, path=folder):
+                return identify(Path(found).absolute())
     raise InputError(
         "mpirun: not found on PATH or in this environment; run "
         "make setup, load your cluster's MPI, or give --mpirun PATH"
@@ -111,11 +112,6 @@ def search_path(mpirun: Path, environment: Mapping[str, str]) -> str:
     Intel MPI's mpirun is a script that looks for mpiexec.hydra on PATH.
     """
     return os.pathsep.join(filter(None, [str(mpirun.parent), environment.get("PATH", os.defpath)]))
-
-
-def is_program(path: Path) -> bool:
-    """Return whether it is a file that may be executed."""
-    return path.is_file() and os.access(path, os.X_OK)
 
 
 def identify(path: Path) -> Mpirun:

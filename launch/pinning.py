@@ -1,7 +1,7 @@
-"""Pin a rank to its cores and memory: `set_allocator`, `pin`, load torch, `check_pinning`.
+"""Pin a rank to its cores and memory: `set_allocator`, `pin`, load torch, `check_cores`.
 
 `enter_rank_context` does all that comes before torch is loaded. A process that is no rank of a
-training takes chosen cores in the same way (`choose_cores`, `take_cores`, `check_cores`).
+training takes chosen cores in the same way (`choose_cores`, `take_cores`).
 """
 
 import os
@@ -24,7 +24,7 @@ from launch.rendezvous import (
     settle_transport,
 )
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Cpu, count_cores, format_cpu_list, list_sockets, read_topology
+from launch.topology import Cpu, format_cpu_list, read_topology
 from launch.waiting import Wait, deadline
 
 
@@ -73,7 +73,7 @@ def pin(
         quota = quota * part.ranks / ranks.local_size
     openmp = environment.loaded_openmp()
     if not enabled:
-        cores = count_cores(list_sockets(topology))
+        cores = topology.core_count
         usable = cores if quota is None else min(cores, cores_of_quota(quota))
         share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
@@ -118,11 +118,6 @@ def bind_process(cpus: Collection[int]) -> list[str]:
             "sched_setaffinity"
         ]
     return []
-
-
-def check_pinning(pinned: Pinned) -> list[str]:
-    """Load torch and check that its threads are as planned, before others start; returns notes."""
-    return check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 
 
 def make_share(cpus: Sequence[Cpu], *, threads: int, floating: bool = True) -> Share:

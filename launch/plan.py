@@ -3,9 +3,9 @@
 A host is drawn as text: a box for each socket, a row for each memory node, a cell for each core.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rich import table as rich_table
@@ -20,11 +20,10 @@ from launch.placement import place_ranks, placement_notes
 from launch.ranks import ANY_RANKS_OPTION
 from launch.shares import CoreRequest, Share
 from launch.topology import (
-    Core,
     Topology,
-    count_cores,
     describe_sockets,
     format_cpu_list,
+    format_ranks,
     list_sockets,
 )
 
@@ -44,6 +43,11 @@ class HostPlan:
 
     name: str
     ranks: tuple[RankPlan, ...]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its ranks."""
+        return [item.rank for item in self.ranks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,52 +95,44 @@ def make_plan(
             )
             yield RankPlan(rank=first + local_rank, share=share, environment=environment)
 
-    firsts = accumulate((count for _, count in hosts), initial=0)
+    planned: list[HostPlan] = []
+    first = 0
+    for name, count in hosts:
+        planned.append(HostPlan(name=name, ranks=tuple(plan_ranks(count, first))))
+        first += count
     return Plan(
         topology=topology,
         allowed=allowed,
         quota=quota,
-        hosts=tuple(
-            HostPlan(name=name, ranks=tuple(plan_ranks(count, first)))
-            # With `initial`, `accumulate` yields one number more than there are hosts.
-            for (name, count), first in zip(hosts, firsts, strict=False)
-        ),
+        hosts=tuple(planned),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-class Use(NamedTuple):
-    """A use of a core."""
+class Cell(NamedTuple):
+    """A use of a core, and where a rank uses it alone, the rank."""
 
     mark: str
     meaning: str
-
-
-COMPUTE = Use("", "computes")
-COMMUNICATE = Use("c", "communicates")
-LOAD = Use("L", "loads images")
-FLOATING = Use("~", "shared by ranks that are not bound")
-IDLE = Use("·", "idle")
-FORBIDDEN = Use("x", "not allowed")
-USES = (COMPUTE, COMMUNICATE, LOAD, FLOATING, IDLE, FORBIDDEN)
-COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-FRAME = 4
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The use of one core, for the picture."""
-
-    use: Use
     rank: int | None = None
     style: str = "dim"
 
     def text(self, *, digits: int, marked: bool) -> str:
         """Return a text of fixed width: a number, and where any is marked a column for the mark."""
-        mark = self.use.mark
         if self.rank is None:
-            return mark.rjust(digits) + " " * marked
-        return f"{self.rank:>{digits}}" + mark.ljust(1) * marked
+            return self.mark.rjust(digits) + " " * marked
+        return f"{self.rank:>{digits}}" + self.mark.ljust(1) * marked
+
+
+COMPUTE = Cell("", "computes")
+COMMUNICATE = Cell("c", "communicates")
+LOAD = Cell("L", "loads images")
+FLOATING = Cell("~", "shared by ranks that are not bound", style="bold cyan")
+IDLE = Cell("·", "idle")
+FORBIDDEN = Cell("x", "not allowed")
+USES = (COMPUTE, COMMUNICATE, LOAD, FLOATING, IDLE, FORBIDDEN)
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+FRAME = 4
 
 
 def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width: int) -> Group:
@@ -146,12 +142,12 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
     sockets = list_sockets(topology)
     cells = {}
     for core in (core for socket in sockets for core in socket.cores):
-        unused = Cell(FORBIDDEN if usable.isdisjoint(core) else IDLE)
+        unused = FORBIDDEN if usable.isdisjoint(core) else IDLE
         # A share names one CPU of each core that computes, and all CPUs of one that loads images.
         cells[core] = next((used[cpu] for cpu in core if cpu in used), unused)
     numbered = [cell for cell in cells.values() if cell.rank is not None]
     digits = max((len(str(cell.rank)) for cell in numbered), default=1)
-    marked = any(cell.use.mark for cell in numbered)
+    marked = any(cell.mark for cell in numbered)
     texts = {
         core: Text(cell.text(digits=digits, marked=marked), cell.style)
         for core, cell in cells.items()
@@ -169,21 +165,19 @@ def host_picture(topology: Topology, allowed: Topology, host: HostPlan, *, width
                 rows.append(name + Text(" ").join(row[first : first + length]))
         title = f"socket {socket.number}"
         boxes.append(Panel(Text("\n").join(rows), title=title, title_align="left", expand=False))
-    return Group(*boxes, legend(cells))
+    return Group(*boxes, legend([*cells.values()]))
 
 
 def used_cells(host: HostPlan) -> dict[int, Cell]:
     """Return the cell of each CPU that a rank of the host has."""
-    cells = {}
+    cells: dict[int, Cell] = {}
     for place, item in enumerate(host.ranks):
         rank, share, colour = item.rank, item.share, COLOURS[place % len(COLOURS)]
-        if share.floating:
-            compute = Cell(FLOATING, style="bold cyan")
-        else:
-            compute = Cell(COMPUTE, rank, f"black on {colour}")
-        cells.update(dict.fromkeys(share.cpus, compute))
-        cells.update(dict.fromkeys(share.comm_cpus, Cell(COMMUNICATE, rank, f"bold {colour}")))
-        cells.update(dict.fromkeys(share.loader_cpus, Cell(LOAD, rank, colour)))
+        bound = COMPUTE._replace(rank=rank, style=f"black on {colour}")
+        cells |= dict.fromkeys(share.cpus, FLOATING if share.floating else bound)
+        communicate = COMMUNICATE._replace(rank=rank, style=f"bold {colour}")
+        cells |= dict.fromkeys(share.comm_cpus, communicate)
+        cells |= dict.fromkeys(share.loader_cpus, LOAD._replace(rank=rank, style=colour))
     return cells
 
 
@@ -193,15 +187,13 @@ def row_length(cells: int, *, most: int) -> int:
     return min(cells, max(even, default=most))
 
 
-def legend(cells: Mapping[Core, Cell]) -> Text:
+def legend(cells: Sequence[Cell]) -> Text:
     """Return a legend of the signs in the picture, each as in its first cell."""
-    first: dict[Use, Cell] = {}
-    for cell in cells.values():
-        first.setdefault(cell.use, cell)
+    first = {cell.meaning: cell for cell in reversed(cells)}
     signs = []
-    for use in filter(first.__contains__, USES):
-        sign = first[use].text(digits=0, marked=True).strip()
-        signs.append(Text.assemble((sign, first[use].style), f" {use.meaning}"))
+    for cell in (first[use.meaning] for use in USES if use.meaning in first):
+        sign = cell.text(digits=0, marked=True).strip()
+        signs.append(Text.assemble((sign, cell.style), f" {cell.meaning}"))
     has_numbers = any(cell.rank is not None for cell in first.values())
     return Text("  numbers are ranks: " if has_numbers else "  ") + Text(", ").join(signs)
 
@@ -218,11 +210,11 @@ def print_plan(plan: Plan) -> None:
     for host in plan.hosts:  # with as many ranks, these have the same places
         alike.setdefault(len(host.ranks), []).append(host)
     for hosts in alike.values():
-        names = [f"{host.name} ({format_ranks(host)})" for host in hosts]
+        names = [f"{host.name} ({format_ranks(host.numbers)})" for host in hosts]
         listed = ", ".join(names) if len(hosts) <= HOSTS_NAMED else f"{names[0]} to {names[-1]}"
         heading = f"{len(hosts)} equal hosts, {listed}; shown: {hosts[0].name}"
         if len(hosts) == 1:
-            heading = f"host {hosts[0].name}, {format_ranks(hosts[0])}"
+            heading = f"host {hosts[0].name}, {format_ranks(hosts[0].numbers)}"
         console.print(heading, style="bold", markup=False)
         console.print(describe_host(plan), markup=False)
         places = table_rows(RANK_COLUMNS, hosts[0].ranks)
@@ -241,12 +233,6 @@ def print_plan(plan: Plan) -> None:
         console.print(f"gradients {plan.gradients}", markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
-
-
-def format_ranks(host: HostPlan) -> str:
-    """Return `rank 3`, or `ranks 0-3`."""
-    numbers = [item.rank for item in host.ranks]
-    return f"rank{'s' if numbers[1:] else ''} {format_cpu_list(numbers)}"
 
 
 def describe_host(plan: Plan) -> str:
@@ -294,13 +280,11 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return `hosts`, `topology` (of each), `gradients`, `notes`, and `ranks` in order."""
     sockets = list_sockets(plan.topology)
     return {
-        "hosts": [
-            {"host": host.name, "ranks": [item.rank for item in host.ranks]} for host in plan.hosts
-        ],
+        "hosts": [{"host": host.name, "ranks": host.numbers} for host in plan.hosts],
         "topology": {
             "sockets": len(sockets),
             "nodes": len({cpu.node for cpu in plan.topology.cpus}),
-            "cores": count_cores(sockets),
+            "cores": plan.topology.core_count,
             "cpus": format_cpu_list(cpu.cpu for cpu in plan.topology.cpus),
             "allowed_cpus": format_cpu_list(cpu.cpu for cpu in plan.allowed.cpus),
             "quota": plan.quota,

@@ -22,7 +22,7 @@ from common.errors import INTERRUPTED, InputError, exit_code_for, format_error
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
 from launch.messages import checked_length, decode, encode
-from launch.pinning import RankContext, check_pinning
+from launch.pinning import RankContext, check_cores
 from launch.ranks import Ranks
 from launch.rendezvous import (
     CONNECTIONS_ADVICE,
@@ -38,7 +38,7 @@ from launch.rendezvous import (
     network_of_this_process,
 )
 from launch.secret import VARIABLE, JobSecret, SealedStore, shared_secret
-from launch.topology import format_cpu_list
+from launch.topology import format_ranks
 from launch.waiting import ANSWER_S, LOOK_S, Wait, deadline, write_line
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
@@ -71,7 +71,6 @@ class ProcessGroup:
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     backend: str = "none"
     """The one that exchanges gradients: `gloo`, `ccl`, or `none` in a group of one."""
-    is_on_one_host: bool = True
     host_numbers: tuple[int, ...] = (0,)
     """The host of each rank, numbered in the order of their first ranks."""
     transport: Transport = ONE_HOST
@@ -95,6 +94,11 @@ class ProcessGroup:
         return self.job_ranks[rank] if self.job_ranks else rank
 
     @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks are in one host's network."""
+        return len(set(self.host_numbers)) == 1
+
+    @property
     def is_first(self) -> bool:
         """Whether this is rank 0: in the group of all ranks it alone writes and prints."""
         return self.rank == 0
@@ -106,22 +110,6 @@ class ProcessGroup:
         """
         if self.size == 1:
             return [value]
-        sent, lengths = self._padded(value)
-        received = [torch.empty_like(sent) for _ in range(self.size)]
-        dist.all_gather(received, sent, group=self.control)
-        return self._decoded(received, lengths, kind)
-
-    def gather(self, value: Value, kind: Any) -> list[Value] | None:
-        """Return all values on rank 0, None on others; otherwise as `all_gather`."""
-        if self.size == 1:
-            return [value]
-        sent, lengths = self._padded(value)
-        received = [torch.empty_like(sent) for _ in range(self.size)] if self.is_first else None
-        dist.gather(sent, received, dst=self.in_job(0), group=self.control)
-        return None if received is None else self._decoded(received, lengths, kind)
-
-    def _padded(self, value: Any) -> tuple[Tensor, list[int]]:
-        """Return a message, as long as the longest of all ranks, and the lengths of theirs."""
         content = bytearray(encode(value))
         length = torch.tensor([len(content)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
@@ -129,14 +117,19 @@ class ProcessGroup:
         counts = [
             checked_length(int(count), sender=f"rank {rank}") for rank, count in enumerate(lengths)
         ]
-        content.extend(bytes(max(counts) - len(content)))
-        return torch.frombuffer(content, dtype=torch.uint8), counts
-
-    def _decoded(self, received: Sequence[Tensor], lengths: Sequence[int], kind: Any) -> list[Any]:
+        content.extend(bytes(max(counts) - len(content)))  # all are as long as the longest
+        sent = torch.frombuffer(content, dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent, group=self.control)
         return [
-            decode(content[:length].numpy().tobytes(), kind, sender=f"rank {rank}")
-            for rank, (content, length) in enumerate(zip(received, lengths, strict=True))
+            decode(message[:count].numpy().tobytes(), kind, sender=f"rank {rank}")
+            for rank, (message, count) in enumerate(zip(received, counts, strict=True))
         ]
+
+    def gather(self, value: Value, kind: Any) -> list[Value] | None:
+        """Return all values on rank 0, None on others; otherwise as `all_gather`."""
+        values = self.all_gather(value, kind)
+        return values if self.is_first else None
 
     def gather_rows(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the rows of all ranks' columns on rank 0, in order of rank; none on others.
@@ -282,7 +275,9 @@ def joined(
     For the `folder` of the run see `launch.secret.shared_secret`.
     """
     # Before other threads start, since a thread inherits the CPUs of the one that starts it.
-    notes = (*place.pinned.notes, *check_pinning(place.pinned), *place.notes)
+    pinned = place.pinned
+    corrected = check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
+    notes = (*pinned.notes, *corrected, *place.notes)
     if place.rendezvous is None:
         yield ProcessGroup(notes=notes)
         return
@@ -365,7 +360,6 @@ def join(
         size=ranks.size,
         hosts=hosts,
         backend=backend,
-        is_on_one_host=len(set(networks)) == 1,
         host_numbers=tuple(map(list(dict.fromkeys(networks)).index, networks)),
         transport=place.transport,
         comm_cpus=place.pinned.share.comm_cpus,
@@ -418,14 +412,11 @@ def exchange_facts(
         missing = list(range(ranks.size))
         # Each rank is looked up instead of waiting for all, so that missing ones can be named.
         while missing := [rank for rank in missing if not store.check([f"about/{rank}"])]:
-            plural = "s" if len(missing) > 1 else ""
-            numbers = format_cpu_list(missing)
-            what = f"rank{plural} {numbers} of {ranks.size}, which did not connect"
-            advice = (
+            wait.what = f"{format_ranks(missing)} of {ranks.size}, which did not connect"
+            wait.advice = (
                 f"check that WORLD_SIZE or the number of tasks equals the number of started ranks, "
                 f"{NAMES.removeprefix('check that ')}, and {FIREWALL}"
             )
-            wait.what, wait.advice = what, advice
             secret.answer()
             time.sleep(LOOK_S)
         store.set("all connected", "")

@@ -5,6 +5,7 @@ comment lines, then one line of numbers for each CPU. Placement sees a host as s
 nodes of physical cores. Sets of CPUs and memory nodes are written as the kernel does: `0-3,8`.
 """
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,6 +42,11 @@ class Topology:
         return Topology(tuple(cpu for cpu in self.cpus if cpu.cpu in allowed))
 
     @property
+    def core_count(self) -> int:
+        """The number of physical cores of its CPUs."""
+        return len({cpu.core for cpu in self.cpus})
+
+    @property
     def slower(self) -> tuple[Cpu, ...]:
         """The CPUs of efficiency cores, where there are performance cores too."""
         fastest = min((cpu.kind for cpu in self.cpus), default=0)
@@ -59,17 +65,17 @@ def read_topology(path: Path | None = None) -> Topology:
     if path is None:
         return read_this_machine()
     if not path.is_dir():
-        facts = read_lscpu(path)
+        speeds = read_lscpu(path)
     else:
         folder = next((path / place for place in PLACES if (path / place).is_dir()), None)
         if folder is None:
             raise InputError(
                 f"{path}: no {PLACES[1]} below it; give a copy of /sys, or lscpu's output"
             )
-        facts = read_sysfs(folder)
-    if not facts:
+        speeds = read_sysfs(folder)
+    if not speeds:
         raise InputError(f"{path}: no CPU is online there; give a copy of /sys, or lscpu's output")
-    return make_topology(facts)
+    return make_topology(speeds)
 
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
@@ -81,17 +87,9 @@ def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     )
 
 
-@dataclass(frozen=True, order=True)
-class CpuFacts:
-    """One online CPU, whose `core_id` names its core within the socket."""
-
-    cpu: int
-    core_id: tuple[int, ...]
-    socket: int
-    node: int
-    speed: float = 0.0  # In a unit that is the same for all CPUs of the host; 0: unknown
-
-
+Speeds = dict[Cpu, float]
+"""The online CPUs as a host names their cores, which may repeat from socket to socket, with their
+speeds, in a unit that is the same for all CPUs of the host; 0: unknown."""
 SLOWER = 0.85
 """Cores are of a slower kind below this share of the speed of the kind before: those of one kind
 differ too, by up to a tenth of their highest frequency."""
@@ -100,27 +98,24 @@ differ too, by up to a tenth of their highest frequency."""
 def kinds_of_cores(speeds: Iterable[float]) -> dict[float, int]:
     """Return the kind of each speed, from 0, the fastest; all alike where one is unknown."""
     kinds: dict[float, int] = {}
-    kind, fastest = 0, 0.0
+    kind, fastest = -1, math.inf
     for speed in sorted(set(speeds), reverse=True):
         if speed < SLOWER * fastest:
-            kind += 1
-        if speed < SLOWER * fastest or not kinds:
-            fastest = speed
+            kind, fastest = kind + 1, speed
         kinds[speed] = kind
     return dict.fromkeys(kinds, 0) if 0 in kinds else kinds
 
 
-def make_topology(facts: Iterable[CpuFacts]) -> Topology:
-    """Return the topology, with cores numbered: their ids may repeat from socket to socket."""
-    cores: dict[tuple[int, ...], int] = {}
-    cpus = []
-    ordered = sorted(facts)
-    kinds = kinds_of_cores(item.speed for item in ordered)
-    for item in ordered:
-        core = cores.setdefault((item.socket, *item.core_id), len(cores))
-        kind = kinds[item.speed]
-        cpus.append(Cpu(item.cpu, core=core, socket=item.socket, node=item.node, kind=kind))
-    return Topology(tuple(cpus))
+def make_topology(speeds: Speeds) -> Topology:
+    """Return the topology, with cores numbered over the whole host."""
+    cores: dict[tuple[int, int], int] = {}
+    kinds = kinds_of_cores(speeds.values())
+
+    def numbered(cpu: Cpu) -> Cpu:
+        core = cores.setdefault((cpu.socket, cpu.core), len(cores))
+        return replace(cpu, core=core, kind=kinds[speeds[cpu]])
+
+    return Topology(tuple(map(numbered, sorted(speeds))))
 
 
 Core = tuple[int, ...]  # The CPUs (hyperthreads) of a physical core, in order of number
@@ -166,24 +161,19 @@ def list_sockets_of_ranks(topology: Topology) -> tuple[Socket, ...]:
     Sockets that share a memory node count as one, with the lowest number: hypervisors often make
     each CPU a socket of its own.
     """
-    parents = {cpu.socket: cpu.socket for cpu in topology.cpus}
-    of_nodes: dict[int, int] = {}
-
-    def joined(socket: int) -> int:
-        while parents[socket] != socket:
-            parents[socket] = parents[parents[socket]]
-            socket = parents[socket]
-        return socket
-
+    joined = {cpu.socket: cpu.socket for cpu in topology.cpus}
+    of_nodes: dict[int, set[int]] = {}
     for cpu in topology.cpus:
-        ends = sorted((joined(cpu.socket), joined(of_nodes.setdefault(cpu.node, cpu.socket))))
-        parents[ends[1]] = ends[0]
+        of_nodes.setdefault(cpu.node, set()).add(cpu.socket)
+    for sockets in of_nodes.values():
+        firsts = {joined[socket] for socket in sockets}
+        joined |= {socket: min(firsts) for socket, first in joined.items() if first in firsts}
     # Cores of one real socket stay next to each other.
     by_socket = sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.cpu))
     slower = set(topology.slower)
     return list_sockets(
         Topology(
-            tuple(replace(cpu, socket=joined(cpu.socket)) for cpu in by_socket if cpu not in slower)
+            tuple(replace(cpu, socket=joined[cpu.socket]) for cpu in by_socket if cpu not in slower)
         )
     )
 
@@ -212,48 +202,30 @@ PLACES = ("sys/devices/system/cpu", "devices/system/cpu", "system/cpu", "cpu")
 """The folder of CPUs in a copy of `/`, `/sys`, `/sys/devices` or `/sys/devices/system`."""
 
 
-def read_sysfs(cpu_folder: Path) -> list[CpuFacts]:
+def read_sysfs(cpu_folder: Path) -> Speeds:
     """Return the online CPUs of `/sys/devices/system/cpu`, with nodes from `node` beside it."""
     nodes = {}  # of each CPU; empty where the kernel has no nodes
     for folder in sorted(cpu_folder.with_name("node").glob("node[0-9]*")):
         name = folder.name.removeprefix("node")
         if is_number(name):
-            cpus = read_cpus(folder, "cpulist") or ()
-            nodes.update(dict.fromkeys(cpus, int(name)))
-    online = read_cpus(cpu_folder, "online")
-    if online is None:  # a copy without that list
-        files = cpu_folder.glob("cpu[0-9]*/topology/physical_package_id")
-        names = (file.parts[-3].removeprefix("cpu") for file in files)
-        online = frozenset(int(name) for name in names if is_number(name))
-    atoms = read_cpus(cpu_folder.parent.parent / "cpu_atom", "cpus")  # Intel's efficiency cores
-    facts, cores = [], dict[int, tuple[int, ...]]()
-    for cpu in sorted(online):
+            nodes.update(dict.fromkeys(read_cpus(folder / "cpulist"), int(name)))
+    file = cpu_folder.parent.parent / "cpu_atom" / "cpus"  # Intel's efficiency cores
+    atoms = read_cpus(file) if file.is_file() else None
+    speeds, cores = Speeds(), dict[int, int]()
+    for cpu in sorted(read_cpus(cpu_folder / "online")):
         folder = cpu_folder / f"cpu{cpu}"
-        siblings = read_cpus(folder / "topology", *SIBLINGS)
-        if siblings:  # as lscpu: the first set that has the CPU
-            cores.update(dict.fromkeys(siblings - cores.keys(), (min(siblings),)))
-        core_id = cores.get(cpu) or read_core_id(folder / "topology", cpu)
+        # As lscpu: the first set that has the CPU. Core ids are not used: they repeat from die to
+        # die, on Arm from cluster to cluster, and hypervisors give two threads of a core two.
+        siblings = read_cpus(folder / "topology" / "thread_siblings_list") or {cpu}
+        cores.update(dict.fromkeys(siblings - cores.keys(), min(siblings)))
         # An unknown package is -1, and counts as socket 0.
         socket = max(0, read_id(folder / "topology" / "physical_package_id"))
-        speed = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
-        node = nodes.get(cpu, 0)
-        facts.append(CpuFacts(cpu, core_id=core_id, socket=socket, node=node, speed=speed))
-    return facts
+        place = Cpu(cpu, core=cores[cpu], socket=socket, node=nodes.get(cpu, 0))
+        speeds[place] = read_speed(folder) if atoms is None else float(2 - (cpu in atoms))
+    return speeds
 
 
-SIBLINGS = ("thread_siblings_list", "core_cpus_list")
-"""The files of the CPUs that share a core. Core ids are not used where there is one: they repeat
-from cluster to cluster on Arm, and hypervisors give two threads of a core two of them."""
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
-
-
-def read_core_id(folder: Path, cpu: int) -> tuple[int, ...]:
-    """Return the name of a CPU's core within its socket, where its siblings are not known."""
-    # Core ids may repeat from die to die. Core -1 is unknown: the CPU counts as a core.
-    core = read_id(folder / "core_id")
-    # Older kernels have no die_id.
-    die = read_id(folder / "die_id") if (folder / "die_id").is_file() else 0
-    return die, core if core >= 0 else cpu
 
 
 def read_speed(folder: Path) -> float:
@@ -262,15 +234,12 @@ def read_speed(folder: Path) -> float:
     return max(0, next(map(read_id, files), 0))
 
 
-def read_cpus(folder: Path, *names: str) -> frozenset[int] | None:
-    """Return the CPUs that the first of these files of the kernel names; None: there is none."""
-    for file in (folder / name for name in names):
-        if file.is_file():
-            try:
-                return parse_cpu_list(read_sysfs_text(file))
-            except ValueError as error:
-                raise InputError(f"{file}: {error}") from error
-    return None
+def read_cpus(file: Path) -> frozenset[int]:
+    """Return the CPUs that a file of the kernel names."""
+    try:
+        return parse_cpu_list(read_sysfs_text(file))
+    except ValueError as error:
+        raise InputError(f"{file}: {error}") from error
 
 
 def read_id(file: Path) -> int:
@@ -295,7 +264,7 @@ UNKNOWN = ("", "-")
 MOST_BYTES = 10_000_000  # Of an output: a CPU has about 30
 
 
-def read_lscpu(file: Path) -> list[CpuFacts]:
+def read_lscpu(file: Path) -> Speeds:
     """Return the online CPUs of `lscpu -p` with the columns CPU, Core, Socket and Node."""
     advice = f"on the machine that it is to describe, write it by: {COMMAND} > {file.name}"
     try:
@@ -303,8 +272,7 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
             lines = read_text(file, most_bytes=MOST_BYTES).splitlines()
     except UnicodeDecodeError as error:
         raise not_lscpu(str(file)) from error
-    columns = None
-    by_number: dict[int, CpuFacts] = {}
+    columns, seen, speeds = None, set[int](), Speeds()
     for number, line in enumerate(lines, start=1):
         place = f"{file}:{number}"
         if line.startswith("#"):
@@ -314,18 +282,15 @@ def read_lscpu(file: Path) -> list[CpuFacts]:
         elif line.strip():
             if columns is None:
                 raise not_lscpu(place)
-            facts = parse_cpu_line(line, columns, place)
-            if facts and facts.cpu in by_number:
-                raise InputError(
-                    f"{place}: CPU {facts.cpu} is listed twice; give one host's output"
-                )
-            if facts:
-                by_number[facts.cpu] = facts
-    if not by_number:
+            for cpu, speed in parse_cpu_line(line, columns, place).items():
+                if cpu.cpu in seen or len(seen) == MOST_NUMBERS:
+                    problem = "is listed twice" if cpu.cpu in seen else "is one of too many"
+                    raise InputError(f"{place}: CPU {cpu.cpu} {problem}; give one host's output")
+                seen.add(cpu.cpu)
+                speeds[cpu] = speed
+    if not speeds:
         raise not_lscpu(str(file))
-    if len(by_number) > MOST_NUMBERS:
-        raise InputError(f"{file}: more than {MOST_NUMBERS:,} CPUs; give one host's output")
-    return list(by_number.values())
+    return speeds
 
 
 def not_lscpu(place: str) -> InputError:
@@ -333,8 +298,8 @@ def not_lscpu(place: str) -> InputError:
     return InputError(f"{place}: expected the output of: {COMMAND}")
 
 
-def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFacts | None:
-    """Return one CPU's line; None for a CPU that is offline, which has no core and socket."""
+def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> Speeds:
+    """Return one CPU's line; none for a CPU that is offline, which has no core and socket."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) <= max(columns.values()):
         raise InputError(
@@ -344,31 +309,16 @@ def parse_cpu_line(line: str, columns: Mapping[str, int], place: str) -> CpuFact
     speed_text = values.pop(SPEED, "")
     speed = float(speed_text) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", speed_text) else 0.0
     if values["core"] in UNKNOWN and values["socket"] in UNKNOWN:
-        return None
+        return {}
     if values["node"] in UNKNOWN:
         values["node"] = "0"
     for name, value in values.items():
         if not is_number(value):
             raise InputError(f"{place}: {name}: expected a number, found {value!r}; use: {COMMAND}")
-    cpu, core, socket, node = (int(values[name]) for name in COLUMNS)
-    return CpuFacts(cpu, core_id=(core,), socket=socket, node=node, speed=speed)
+    return {Cpu(*(int(values[name]) for name in COLUMNS)): speed}
 
 
 MOST_NUMBERS = 8_192  # Linux can be built for no more CPUs
-CPU_MAP = re.compile(f"(?:0x)?[0-9a-fA-F]{{1,{MOST_NUMBERS // 4}}}")
-
-
-def parse_cpu_map(text: str) -> frozenset[int]:
-    """Return the numbers of a map such as `f,0000000f` or `0x3`, of a bit for each.
-
-    Raises:
-        ValueError: The text is not such a map.
-    """
-    digits = text.strip().replace(",", "")
-    if not CPU_MAP.fullmatch(digits):
-        raise ValueError(f"expected a map such as ff,ffffffff, found {text.strip()[:40]!r}")
-    bits = f"{int(digits, 16):b}"[::-1]
-    return frozenset(number for number, bit in enumerate(bits) if bit == "1")
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -411,6 +361,11 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def format_ranks(numbers: Collection[int]) -> str:
+    """Return `rank 3`, or `ranks 0-3`."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
 
 
 def join_numbers(numbers: Iterable[int], conjunction: str) -> str:

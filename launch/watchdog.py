@@ -39,7 +39,7 @@ from common.errors import (
 from common.machine import ProcessIdentity, kill_if_local
 from launch.messages import decode, encode
 from launch.ranks import MPI_LAUNCHERS, Ranks
-from launch.topology import format_cpu_list
+from launch.topology import format_ranks
 from launch.waiting import ANSWER_S, BEAT_S
 
 SECRET_S = 20  # In which a rank that has connected proves that it has the job's secret. [s]
@@ -58,10 +58,6 @@ class Failure:
     code: int
     text: str
     is_silent: bool = False  # Whether the rank may still exist, such as a stopped process
-
-    def message(self) -> bytes:
-        """Return the failure as a message for other ranks."""
-        return encode(self)
 
 
 class Watch:
@@ -123,9 +119,10 @@ class Watch:
         failure = Failure(rank=self._rank, code=code, text=text)
         if self._rank == 0:
             self._end(failure)
-        self._send(0, failure.message())
+        self._send(0, encode(failure))
         time.sleep(ANSWER_S)  # the thread ends the process with the failure that was first
-        end_process(failure, prints=True)
+        print_failure(failure)
+        end_process(failure)
 
     def close(self) -> None:
         """Disconnect in order; every rank calls it once all have done their work."""
@@ -200,7 +197,7 @@ class Watch:
         elif is_silent:  # rank 1 prints first: the launcher ends it as soon as rank 0 is killed
             time.sleep(ANSWER_S)
         self._kill_silent(failure)
-        end_process(failure, prints=False)
+        end_process(failure)
 
     def _end_or_outlive(self, failure: Failure) -> None:
         """End all ranks, or if the others may continue, only the failed rank's group; on rank 0."""
@@ -214,8 +211,7 @@ class Watch:
             self._end(failure)
         lost = [rank for rank, its_group in enumerate(groups) if its_group == group]
         self.lost.update(lost)
-        numbers = f"rank{'s' if len(lost) > 1 else ''} {format_cpu_list(lost)}"
-        outcome = f"group {group} ({numbers}) ends, the other groups continue"
+        outcome = f"group {group} ({format_ranks(lost)}) ends, the other groups continue"
         text = failure.text
         if "\n" in text:  # a traceback
             text = f"{text}\nwarning: rank {failure.rank} has failed: {outcome}"
@@ -223,7 +219,7 @@ class Watch:
             text = f"{text.replace('error: ', 'warning: ', 1)}: {outcome}"
         print_failure(replace(failure, text=text))
         for rank in lost:
-            self._send(rank, failure.message())
+            self._send(rank, encode(failure))
         self._kill_silent(failure)
 
     def _end(self, failure: Failure) -> NoReturn:
@@ -236,7 +232,7 @@ class Watch:
                 self.clean_up()  # launchers may end this rank as soon as another one has ended
             print_failure(failure)
             for rank in self._connections:
-                self._send(rank, failure.message())
+                self._send(rank, encode(failure))
             # Wait until the others have ended: launchers kill the remaining ranks once one has.
             others, has_died = self._connections.items(), failure.code == DIED
             remaining = {item for rank, item in others if not has_died or rank != failure.rank}
@@ -250,7 +246,7 @@ class Watch:
                         remaining.discard(connection)
             time.sleep(BEAT_S)  # their supervisors forward the exit codes
         self._kill_silent(failure)  # last, since the launcher then kills this rank too
-        end_process(failure, prints=False)
+        end_process(failure)
 
     def _kill_silent(self, failure: Failure) -> None:
         """End a rank of this host that is stopped: the launcher would wait for it forever."""
@@ -268,10 +264,8 @@ def print_failure(failure: Failure) -> None:
         print(failure.text, file=sys.stderr, flush=True)
 
 
-def end_process(failure: Failure, *, prints: bool) -> NoReturn:
+def end_process(failure: Failure) -> NoReturn:
     """End now: the main thread may be in an exchange that never returns."""
-    if prints:
-        print_failure(failure)
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(failure.code)

@@ -142,7 +142,7 @@ def check_topology(data: bytes, folder: Path) -> None:
     """Read `--topology` as lscpu's output, as files of sysfs, and the files of control groups."""
     file = write_file(folder / "lscpu.txt", data)
     copy = folder / "sys"
-    for name in ("cpu/online", "cpu/cpu0/topology/core_id", "node/node0/cpulist"):
+    for name in ("cpu/online", "cpu/cpu0/topology/thread_siblings_list", "node/node0/cpulist"):
         write_file(copy / name, data)
     write_file(copy / "cpu/cpu0/topology/physical_package_id", b"0")
     for path in (file, copy):

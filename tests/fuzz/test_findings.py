@@ -104,9 +104,10 @@ def test_memory_nodes_that_are_no_list_are_none(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_sysfs_may_hold_anything(tmp_path: Path) -> None:
-    for name in ("cpu/cpu0x/topology/core_id", "cpu/cpu1/topology/core_id", "node/node0x/cpulist"):
+    for name in ("cpu/cpu1/topology/physical_package_id", "node/node0x/cpulist"):
         write_file(tmp_path / name, b"0")
-    write_file(tmp_path / "cpu/cpu1/topology/physical_package_id", b"0")
+    for name in ("cpu/online", "cpu/cpu1/topology/thread_siblings_list"):
+        write_file(tmp_path / name, b"1")
     assert [cpu.cpu for cpu in read_topology(tmp_path).cpus] == [1]
     write_file(tmp_path / "cpu/online", b"\n")
     with pytest.raises(InputError, match="no CPU is online"):

@@ -20,7 +20,7 @@ def main() -> int:
 
     def fail_at(now: str) -> None:
         if now == moment and ranks.rank in failing:
-            time.sleep(0.5 * ranks.rank)
+            time.sleep(0.2 * ranks.rank)
             if now == "arguments":
                 argparse.ArgumentParser().parse_args(["--nonsense"])
             raise InputError("a.json: field: wrong")

@@ -1,6 +1,6 @@
 """The ranks of `test_process_group.py`: they connect, and one of them may fail.
 
-group_program.py CASE TIMEOUT_S
+group_program.py CASE TIMEOUT_S; a silent rank is lost after `SILENCE_S`.
 """
 
 import os
@@ -18,6 +18,7 @@ from tests.support.rank_programs import enter_test_rank
 
 LONG = 100.0
 """Longer than any test. [seconds]"""
+SILENCE_S = 3.0
 
 
 def stop_for(seconds: float) -> None:
@@ -31,7 +32,12 @@ def main() -> int:
     place = enter_test_rank(backend="auto", pinned="PIN" in os.environ, timeout_s=timeout_s)
     if case == "late" and place.ranks.rank == 1:
         time.sleep(LONG)
+    from launch import process_group
     from launch.process_group import ProcessGroup, joined
+
+    process_group.SILENCE_SHARE = SILENCE_S / timeout_s
+    if "bug" in case:  # the others are at work: no other cause is on its way
+        process_group.ANSWER_S = 0.5
 
     def exchange(group: ProcessGroup) -> int:
         group.all_gather(0, int)
@@ -49,7 +55,7 @@ def main() -> int:
         import torch
 
         if group.rank == 1:
-            stop_for(2.0)
+            stop_for(1.0)
         tensor = torch.full((2,), float(group.rank))
         group.average([tensor])
         copied = torch.full((2,), float(group.rank))
@@ -76,35 +82,29 @@ def main() -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    def in_run_folder(act: Callable[[], object], group: ProcessGroup) -> int:
+    def in_run_folder(group: ProcessGroup) -> int:
         from retinanet.training.run_folder import claim_run_folder
 
         path = Path(os.environ["RUN_FOLDER"])
         with claim_run_folder(path, resume=False, overwrite=False, group=group):
-            return only_on(1, act, group)
+            return only_on(1, fail, group)
 
-    def raises(error: BaseException) -> Callable[[], object]:
-        def act() -> None:
-            raise error
-
-        return act
+    def fail() -> None:
+        kinds = {"input": InputError("a.json: field: wrong"), "bug": LookupError("a bug")}
+        kinds["not finite"] = NonFiniteLossError("loss nan")
+        raise next(error for kind, error in kinds.items() if kind in case)
 
     def sends(number: signal.Signals) -> Callable[[], object]:
         return lambda: os.kill(os.getpid(), number)
 
     cases: dict[str, Callable[[ProcessGroup], int]] = {
         "exchange": exchange_all,
-        "input": lambda group: only_on(1, raises(InputError("a.json: field: wrong")), group),
-        "input of all": lambda group: only_on(
-            group.rank, raises(InputError("a.json: field: wrong")), group
-        ),
-        "input, in a run folder": lambda group: in_run_folder(
-            raises(InputError("a.json: field: wrong")), group
-        ),
-        "bug, in a run folder": lambda group: in_run_folder(raises(LookupError("a bug")), group),
-        "not finite": lambda group: only_on(1, raises(NonFiniteLossError("loss nan")), group),
-        "bug": lambda group: only_on(1, raises(LookupError("a bug")), group),
-        "bug of the first": lambda group: only_on(0, raises(LookupError("a bug")), group),
+        "input": lambda group: only_on(1, fail, group),
+        "input of all": lambda group: only_on(group.rank, fail, group),
+        "input, in a run folder": in_run_folder,
+        "not finite": lambda group: only_on(1, fail, group),
+        "bug": lambda group: only_on(1, fail, group),
+        "bug of the first": lambda group: only_on(0, fail, group),
         "killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
         "busy, killed": lambda group: only_on(1, sends(signal.SIGKILL), group),
         "busy, first killed": lambda group: only_on(0, sends(signal.SIGKILL), group),

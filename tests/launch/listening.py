@@ -1,11 +1,10 @@
 """The listening sockets of a job."""
 
-import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.run import parse_address, socket_inodes
 from tests.support.processes import processes_with
 
 LISTENING = "0A"  # In the column `st` of /proc/net/tcp
@@ -25,13 +24,6 @@ class Listening:
         return self.address.startswith("127.") or self.address == "::1"
 
 
-def numeric(digits: str) -> str:
-    """Return the address of hexadecimal digits, which are words in the processor's order."""
-    words = [int(digits[place : place + 8], 16) for place in range(0, len(digits), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
-
-
 def listening_sockets(process: int) -> list[Listening]:
     """Return the listening sockets of the network in which a process is."""
     found = []
@@ -40,17 +32,8 @@ def listening_sockets(process: int) -> list[Listening]:
             place, state, inode = (line.split()[column] for column in (1, 3, 9))
             address, port = place.split(":")
             if state == LISTENING:
-                found.append(Listening(numeric(address), int(port, 16), inode))
+                found.append(Listening(parse_address(address), int(port, 16), inode))
     return found
-
-
-def sockets_of(process: int) -> set[str]:
-    """Return the inodes of the sockets that a process has open."""
-    links = set()
-    for link in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            links.add(str(link.readlink()))
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 
 LAUNCHERS = ("mpirun", "mpiexec", "hydra_pmi_proxy", "orterun", "prterun", "prte")
@@ -65,7 +48,7 @@ def listening_of_job(text: str) -> set[Listening]:
     found, of_launchers = set(), set[str]()
     for process in processes_with(text):
         with suppress(OSError):  # it has ended meanwhile
-            opened = sockets_of(process)
+            opened = set(socket_inodes(process))
             if Path(f"/proc/{process}/comm").read_text().startswith(LAUNCHERS):
                 of_launchers |= opened
             found |= {item for item in listening_sockets(process) if item.inode in opened}

@@ -23,7 +23,7 @@ def main() -> None:
         if "alone" not in sys.argv:
             supervise_this_rank(launcher=os.getppid(), silence_s=100).beat()
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(2)
+    time.sleep(1)
     (folder / "rank 0 has finished").touch()
 
 

@@ -72,19 +72,15 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_files_of_other_content_are_unknown(content: bytes, tmp_path: Path) -> None:
-    host_trees.tuned_xeon(tmp_path)
-    for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
-        file.write_bytes(content)
-    assert read_host_state(tmp_path) == HostState()
-
-
-def test_folders_in_the_place_of_files_are_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [*HOSTILE.values(), None], ids=[*HOSTILE, "a folder"])
+def test_files_of_other_content_are_unknown(content: bytes | None, tmp_path: Path) -> None:
     host_trees.tuned_xeon(tmp_path)
     for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
         file.unlink()
-        file.mkdir()
+        if content is None:
+            file.mkdir()
+        else:
+            file.write_bytes(content)
     assert read_host_state(tmp_path) == HostState()
 
 

@@ -2,6 +2,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,68 +115,64 @@ def command_line(
     return " ".join(arguments)
 
 
+OPEN_MPI_OPTIONS = "--bind-to none --map-by slot"
+FABRIC = dict.fromkeys(("FI_PROVIDER", "I_MPI_OFI_PROVIDER", "PSM3_MULTIRAIL", "UCX_NET_DEVICES"))
+TO_OTHERS = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth1", "HOME": "/root"}
+BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")  # Their hosts are other hosts too
+
+
 @pytest.mark.parametrize(
-    ("family", "hosts", "expected"),
+    ("family", "hosts", "given", "expected"),
     [
-        ("mpich", (), "-bind-to none -np 8 train.py x=1"),
-        ("mpich", EVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:4 -np 8 train.py x=1"),
-        ("mpich", UNEVEN, "-bind-to none -disable-auto-cleanup -hosts a:4,b:2 -np 6 train.py x=1"),
-        ("intel-mpi", (), "-genv I_MPI_PIN off -disable-auto-cleanup -np 8 train.py x=1"),
+        ("mpich", (), {}, "-bind-to none"),
+        ("mpich", EVEN, {}, "-bind-to none -disable-auto-cleanup -hosts a:4,b:4"),
+        ("mpich", UNEVEN, {}, "-bind-to none -disable-auto-cleanup -hosts a:4,b:2"),
+        ("intel-mpi", (), {}, "-genv I_MPI_PIN off -disable-auto-cleanup"),
+        ("intel-mpi", EVEN, {}, "-genv I_MPI_PIN off -disable-auto-cleanup -hosts a,b -ppn 4"),
+        ("open-mpi", (), {}, OPEN_MPI_OPTIONS),
+        ("open-mpi", EVEN, {}, f"{OPEN_MPI_OPTIONS} --host a:4,b:4"),
+        ("open-mpi", UNEVEN, {}, f"{OPEN_MPI_OPTIONS} --host a:4,b:2"),
+        # Only Open MPI has options for root, for variables, and against its pseudo-terminals.
+        ("open-mpi", (), {"is_root": True}, f"--allow-run-as-root {OPEN_MPI_OPTIONS}"),
+        ("open-mpi", (), {"is_terminal": False}, f"{OPEN_MPI_OPTIONS} -x TTY_COMPATIBLE=0"),
         (
-            "intel-mpi",
+            "mpich",
             EVEN,
-            "-genv I_MPI_PIN off -disable-auto-cleanup -hosts a,b -ppn 4 -np 8 train.py x=1",
+            {"is_root": True, "is_terminal": False, "environment": TO_OTHERS},
+            "-bind-to none -disable-auto-cleanup -hosts a:4,b:4",
         ),
+        ("intel-mpi", (), {"is_root": True}, "-genv I_MPI_PIN off -disable-auto-cleanup"),
+        ("open-mpi", (), {"environment": TO_OTHERS}, OPEN_MPI_OPTIONS),
         (
-            "intel-mpi",
-            UNEVEN,
-            "-genv I_MPI_PIN off -disable-auto-cleanup -host a -n 4 train.py x=1 "
-            ": -host b -n 2 train.py x=1",
+            "open-mpi",
+            EVEN,
+            {"environment": TO_OTHERS | FABRIC},
+            f"{OPEN_MPI_OPTIONS} --host a:4,b:4 -x FI_PROVIDER -x GLOO_SOCKET_IFNAME "
+            "-x I_MPI_OFI_PROVIDER -x OMP_NUM_THREADS -x PSM3_MULTIRAIL -x UCX_NET_DEVICES",
         ),
-        ("open-mpi", (), "--bind-to none --map-by slot -np 8 train.py x=1"),
-        ("open-mpi", EVEN, "--bind-to none --map-by slot --host a:4,b:4 -np 8 train.py x=1"),
-        ("open-mpi", UNEVEN, "--bind-to none --map-by slot --host a:4,b:2 -np 6 train.py x=1"),
+        *(
+            (family, (), {"environment": {"UCX_TLS": "tcp", name: "7"}}, options)
+            for name in BATCH_SYSTEMS
+            for family, options in (
+                ("mpich", "-bind-to none -disable-auto-cleanup"),
+                ("open-mpi", f"{OPEN_MPI_OPTIONS} -x UCX_TLS"),
+            )
+        ),
     ],
 )
 def test_options_of_each_family(
-    family: Family, hosts: tuple[tuple[str, int], ...], expected: str
+    family: Family, hosts: tuple[tuple[str, int], ...], given: dict[str, Any], expected: str
 ) -> None:
-    assert command_line(family, hosts) == f"/opt/mpirun {expected}"
+    ranks = sum(count for _, count in hosts) or 8
+    line = command_line(family, hosts, **given)
+    assert line == f"/opt/mpirun {expected} -np {ranks} train.py x=1"
 
 
-def test_only_open_mpi_needs_an_option_for_root() -> None:
-    assert command_line("open-mpi", (), is_root=True).startswith("/opt/mpirun --allow-run-as-root ")
-    assert "root" not in command_line("open-mpi", ())
-    assert "root" not in command_line("mpich", (), is_root=True) + command_line(
-        "intel-mpi", (), is_root=True
+def test_intel_mpi_has_a_command_for_each_host_of_another_number_of_ranks() -> None:
+    assert command_line("intel-mpi", UNEVEN) == (
+        "/opt/mpirun -genv I_MPI_PIN off -disable-auto-cleanup -host a -n 4 train.py x=1 "
+        ": -host b -n 2 train.py x=1"
     )
-
-
-def test_open_mpi_passes_variables_to_other_hosts() -> None:
-    environment = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth1", "HOME": "/root"}
-    several = command_line("open-mpi", EVEN, environment=environment)
-    assert "-x GLOO_SOCKET_IFNAME -x OMP_NUM_THREADS -np" in several and "HOME" not in several
-    assert "-x" not in command_line("open-mpi", (), environment=environment)
-    assert "-x" not in command_line("mpich", EVEN, environment=environment)
-
-
-@pytest.mark.parametrize("batch_system", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"])
-def test_hosts_of_a_batch_system_are_other_hosts_too(batch_system: str) -> None:
-    environment = {"UCX_NET_DEVICES": "mlx5_0:1", batch_system: "7"}
-    mpich = command_line("mpich", (), environment=environment)
-    assert mpich == "/opt/mpirun -bind-to none -disable-auto-cleanup -np 8 train.py x=1"
-    assert "-x UCX_NET_DEVICES -np" in command_line("open-mpi", (), environment=environment)
-
-
-def test_open_mpi_passes_the_choice_of_the_fabric() -> None:
-    names = ("FI_PROVIDER", "I_MPI_OFI_PROVIDER", "PSM3_MULTIRAIL", "UCX_NET_DEVICES")
-    several = command_line("open-mpi", EVEN, environment=dict.fromkeys(names, "x"))
-    assert " ".join(f"-x {name}" for name in names) in several
-
-
-def test_open_mpi_without_a_terminal_disables_it_for_ranks() -> None:
-    assert " -x TTY_COMPATIBLE=0 -np 8" in command_line("open-mpi", (), is_terminal=False)
-    assert "TTY" not in command_line("open-mpi", ()) + command_line("mpich", (), is_terminal=False)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.launch.ranks import REPOSITORY
 
 BIN = Path(sys.executable).parent
 CPUS = sorted(os.sched_getaffinity(0))
-CORES = len({cpu.core for cpu in read_topology().restricted(CPUS).cpus})
+CORES = read_topology().restricted(CPUS).core_count
 HALF = json.dumps({"request": {"threads": CORES // 2}})
 
 pytestmark = [
@@ -40,7 +40,7 @@ import json, os, subprocess, sys, threading
 if "STARTS" in os.environ:
     os.write(int(os.environ["STARTS"]), b"s")
 from launch.environment import set_allocator
-from launch.pinning import check_pinning, pin
+from launch.pinning import check_cores, pin
 from launch.limits import thread_affinities
 from launch.ranks import read_ranks
 from launch.shares import CoreRequest
@@ -55,7 +55,7 @@ options = json.loads(os.environ.get("OPTIONS", "{}"))
 request = CoreRequest(**options.pop("request", {}))
 pinned = pin(ranks, affinities=affinities, request=request, backend="gloo", **options)
 exec(os.environ.get("BEFORE_CHECK", ""))
-corrected = check_pinning(pinned)
+corrected = check_cores(pinned.share, openmp=pinned.openmp, bound=pinned.enabled)
 import torch
 inherited = {}
 thread = threading.Thread(target=lambda: inherited.update(thread=sorted(os.sched_getaffinity(0))))

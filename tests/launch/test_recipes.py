@@ -1,10 +1,10 @@
 """The recipes on one or two ranks; Slurm and containers are replaced by small programs."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from launch.placement import place_ranks
 from launch.shares import CoreRequest
 from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import run_program, write_program
+from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = REPOSITORY / "launch" / "recipes"
@@ -260,9 +261,7 @@ def test_ranks_write_a_checkpoint_before_the_limit_of_the_job(
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not ready.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(ready.exists, seconds=60)
     if recipe.endswith(".sbatch"):
         job.send_signal(signal.SIGUSR1)
     else:
@@ -363,13 +362,24 @@ def read_job(name: str) -> Any:
     return YAML(typ="safe").load((RECIPES / name).read_text())
 
 
-def test_job_set_of_kubernetes_is_consistent() -> None:
-    job = read_job("jobset.yaml")
+@pytest.fixture(scope="module")
+def job_set() -> Any:
+    return read_job("jobset.yaml")
+
+
+@pytest.fixture(scope="module")
+def pod(job_set: Any) -> Any:
+    """The only template of the job set's pods, which has one container."""
+    [replicated] = job_set["spec"]["replicatedJobs"]
+    return replicated["template"]["spec"]["template"]["spec"]
+
+
+def test_job_set_of_kubernetes_is_consistent(job_set: Any, pod: Any) -> None:
+    job = job_set
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     [replicated] = job["spec"]["replicatedJobs"]
     spec = replicated["template"]["spec"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 16
-    pod = spec["template"]["spec"]
     [ranks] = pod["containers"]
     variables = {entry["name"]: entry["value"] for entry in ranks["env"]}
     assert variables["HOSTS"] == str(spec["completions"])
@@ -399,34 +409,20 @@ def test_job_set_of_kubernetes_is_consistent() -> None:
     assert 30 < options.shutdown_timeout < pod["terminationGracePeriodSeconds"]
 
 
-def test_pods_of_the_job_set_are_on_hosts_of_their_own() -> None:
-    job = read_job("jobset.yaml")
-    [replicated] = job["spec"]["replicatedJobs"]
-    template = replicated["template"]
-    spec = template["spec"]
+def test_pods_of_the_job_set_are_on_hosts_of_their_own(job_set: Any, pod: Any) -> None:
     # JobSet's exclusive topology keeps all pods of a Job in one domain, so that it fits only Jobs
     # of one pod, if the domain is a host.
-    for owner in (job, template, spec["template"]):
-        annotations = owner.get("metadata", {}).get("annotations", {})
-        assert not any("exclusive-topology" in name for name in annotations)
+    assert "exclusive-topology" not in json.dumps(job_set)
     # JobSet gives each pod its name as a label.
-    assert spec["template"]["spec"]["affinity"]["podAntiAffinity"] == {
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {
-                "topologyKey": "kubernetes.io/hostname",
-                "labelSelector": {
-                    "matchLabels": {"jobset.sigs.k8s.io/jobset-name": job["metadata"]["name"]}
-                },
-            }
-        ]
-    }
+    [rule] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    name = {"jobset.sigs.k8s.io/jobset-name": job_set["metadata"]["name"]}
+    selector = {"matchLabels": name}
+    assert rule == {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
 
 
-def test_cores_of_a_pod_of_the_job_set_are_all_used() -> None:
+def test_cores_of_a_pod_of_the_job_set_are_all_used(pod: Any) -> None:
     """A host of 2 × 56 cores without those of kubelet, two of each socket."""
-    job = read_job("jobset.yaml")
-    [replicated] = job["spec"]["replicatedJobs"]
-    [ranks] = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    [ranks] = pod["containers"]
     resources = ranks["resources"]
     assert resources["limits"] == resources["requests"]
     host = cores_in_a_row((0, 56, 0, 0), (56, 56, 1, 1), sibling_offset=112)

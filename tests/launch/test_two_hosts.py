@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from launch.mpirun import identify
 from tests.launch.ranks import MPIRUN, ended
 from tests.launch.two_hosts import REPOSITORY, TwoHosts, two_hosts
 from tests.support.commands import start_program
-from tests.support.processes import processes_with, wait_until_gone
+from tests.support.processes import rank_processes, wait_until_gone
 from tests.support.training_runs import read_records, wait_for_steps
 
 pytestmark = pytest.mark.whole_machine
@@ -53,12 +53,6 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(params=[True, False], ids=["names-are-127.0.1.1", "names-are-addresses"])
-def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoHosts]:
-    with two_hosts(tmp_path, names_are_loopback=request.param) as both:
-        yield both
-
-
 def start_on_both(
     hosts: TwoHosts, *arguments: str, ranks: int = 2, mpirun: Path = MPIRUN
 ) -> subprocess.Popen[str]:
@@ -74,10 +68,11 @@ def start_on_one(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
     return start_program(*command, "--", *arguments, start_new_session=True)
 
 
-def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) -> None:
+def test_mpirun_connects_hosts_whose_names_are_their_addresses(tmp_path: Path) -> None:
     script = tmp_path / "exchange.py"
     script.write_text(EXCHANGE)
-    done = ended(start_on_both(hosts, str(script), "a b"))
+    with two_hosts(tmp_path, names_are_loopback=False) as hosts:
+        done = ended(start_on_both(hosts, str(script), "a b"))
     assert done.code == 0, done.errors
     assert sorted(done.output.splitlines()) == [
         "0 on left from right; ['left', 'right'] 2 {'a b'}",
@@ -87,25 +82,7 @@ def test_mpirun_connects_one_rank_on_each_host(hosts: TwoHosts, tmp_path: Path) 
     assert f"{MPIRUN} {options} {sys.executable}" in done.errors
 
 
-RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
-
-
-def processes_of_ranks(run: str) -> dict[int, int]:
-    """Return the process of each rank, on both hosts; mpirun's command begins otherwise."""
-    found = {}
-    for process in processes_with(f"run.name={run}", begin=f"{sys.executable} train.py"):
-        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        pairs = (item.split(b"=", 1) for item in variables if b"=" in item)
-        [rank] = [value for name, value in pairs if name in RANK_VARIABLES]
-        found[int(rank)] = process
-    return found
-
-
-def wait_until_ranks_end(run: str, *, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while processes_with(f"run.name={run}", begin=f"{sys.executable} train.py"):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+TRAINING = f"{sys.executable} train.py"  # mpirun's command begins otherwise
 
 
 def weights_file(run: Path) -> Path:
@@ -282,7 +259,7 @@ def test_run_by_mpi_resumes_bit_for_bit_after_a_rank_was_killed(
     assert "shared memory, between hosts by mpi in bf16" in " ".join(whole.output.split())
     job = start_on_both(debian_hosts, *train, steps, "run.name=killed", ranks=4, mpirun=mpirun)
     wait_for_steps(tmp_path / "killed", job, count=3)
-    os.kill(processes_of_ranks("killed")[2], signal.SIGKILL)
+    os.kill(rank_processes("run.name=killed", 2, begin=TRAINING)[0], signal.SIGKILL)
     killed = ended(job)
     assert "error: rank 2 on right ended without a message" in killed.errors, killed.errors
     resume = (*train, steps, "run.name=killed", "--resume")
@@ -300,7 +277,7 @@ def test_suspended_rank_and_lost_packets_are_named_by_mpi_jobs(
     several = (*train, "run.name=suspended", "launch.pin=false")
     job = start_on_both(debian_hosts, *several, ranks=4, mpirun=mpirun)
     wait_for_steps(tmp_path / "suspended", job, count=2)
-    os.kill(processes_of_ranks("suspended")[3], signal.SIGSTOP)
+    os.kill(rank_processes("run.name=suspended", 3, begin=TRAINING)[0], signal.SIGSTOP)
     done = ended(job)
     assert done.code not in (0, 75)
     assert "error: rank 3 on right sent no heartbeat for 4 s" in done.errors, done.errors
@@ -309,7 +286,7 @@ def test_suspended_rank_and_lost_packets_are_named_by_mpi_jobs(
     job = start_on_both(debian_hosts, *train, "run.name=lost", mpirun=mpirun)
     wait_for_steps(tmp_path / "lost", job, count=2)
     debian_hosts.drop_everything()
-    wait_until_ranks_end("lost", seconds=15)
+    wait_until_gone("run.name=lost", seconds=15, begin=TRAINING)
     lost = ended(job)  # up to 30 s later, if mpirun waits for the other host
     assert lost.code not in (0, 75)
     # Only the packets of the first host are lost: which side notices first is open.
@@ -338,7 +315,7 @@ def test_signal_and_cut_cable_end_both_hosts_and_one_host_resumes(
     job = start_on_both(debian_hosts, *train, many, *changes, "--resume", mpirun=mpirun)
     wait_for_steps(run, job, count=steps + 3)
     debian_hosts.cut()
-    wait_until_ranks_end(run.name, seconds=15)
+    wait_until_gone(f"run.name={run.name}", seconds=15, begin=TRAINING)
     cut = ended(job)  # 30 s later, since mpirun waits for the other host
     assert cut.code == 1
     assert "error: the ranks of this host ended 30 s ago, but mpirun waits" in cut.errors

@@ -12,20 +12,19 @@ import time
 from pathlib import Path
 
 from common.errors import BAD_INPUT, INTERRUPTED, OUR_BUG
+from launch import watchdog
 from launch.watchdog import Watch, watch_as_first, watch_as_other
+from tests.support.processes import wait_until
 
 HOSTS = ("a", "b", "c", "d")
 GROUPS = (0, 0, 1, 1)
 KEY = b"secret"
-SILENCE_S = 5.0
+SILENCE_S = 1.5
 TRACEBACK = "Traceback (most recent call last):\nLookupError: a bug"
 
 
 def wait_for(file: Path) -> str:
-    end = time.monotonic() + 40
-    while not file.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(file.exists, seconds=40)
     return file.read_text()
 
 
@@ -60,7 +59,9 @@ def act(watch: Watch, action: str) -> None:
 
 def run_rank(rank: int, folder: Path, case: list[str]) -> None:
     """Run one rank until a group is lost, or the rank is ended."""
+    watchdog.BEAT_S = 0.2
     watch = joined(rank, folder)
+    watch.clean_up = (folder / "cleaned").touch
     watch.start(silence_s=SILENCE_S)
     if rank == 0:
         watch.outlive(GROUPS if "outlive" in case else ())
@@ -73,10 +74,7 @@ def run_rank(rank: int, folder: Path, case: list[str]) -> None:
         if actor == str(rank):
             act(watch, action)
     if rank == 0:
-        end = time.monotonic() + 30
-        while not watch.lost:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: watch.lost, seconds=30)
         time.sleep(0.3)  # for the consequences
         write(folder / "lost", json.dumps(sorted(watch.lost)))
     assert wait_for(folder / "lost") == "[2, 3]"

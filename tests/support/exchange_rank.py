@@ -13,12 +13,12 @@ import zlib
 
 from common.cli import positive, run_command
 from common.errors import FINISHED
-from launch.pinning import RankContext, enter_rank_context
+from launch.pinning import RankContext
 from launch.ranks import read_ranks
 from launch.rendezvous import rank0_only_errors
-from launch.shares import CoreRequest
 from profiling.bench.job import MARK
 from profiling.bench.measured_rank import average_buckets, bucket_sizes
+from tests.support.rank_programs import enter_test_rank
 
 TIMEOUT_S = 120.0
 FLAT, LEVELS = "flat", "levels"
@@ -30,17 +30,9 @@ def main() -> int:
     parser.add_argument("--gradients", type=positive, required=True, metavar="N")
     parser.add_argument("--rounds", type=positive, required=True, metavar="N")
     parser.add_argument("--backend", required=True, metavar="NAME")
-    ranks = read_ranks(os.environ)
-    with rank0_only_errors(ranks):
+    with rank0_only_errors(read_ranks(os.environ)):
         arguments = parser.parse_args()
-        place = enter_rank_context(
-            ranks,
-            request=CoreRequest(threads=1),
-            allocator="tuned",
-            backend=arguments.backend,
-            pinned=False,
-            timeout_s=TIMEOUT_S,
-        )
+        place = enter_test_rank(backend=arguments.backend, timeout_s=TIMEOUT_S)
     measure(place, gradients=arguments.gradients, rounds=arguments.rounds)
     return FINISHED
 

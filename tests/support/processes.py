@@ -1,7 +1,7 @@
 """Find the processes of a job, and wait for their end."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,15 +21,18 @@ def processes_with(text: str, *, begin: str = "") -> list[int]:
     return numbers
 
 
-def rank_processes(text: str, rank: int) -> list[int]:
-    """Return the processes of a rank of mpirun whose command line contains `text`."""
+RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
+
+
+def rank_processes(text: str, rank: int, *, begin: str = "") -> list[int]:
+    """Return the processes of a rank of mpirun whose command line is as in `processes_with`."""
     numbers = []
-    for process in processes_with(text):
+    for process in processes_with(text, begin=begin):
         try:
             variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
-        if b"PMI_RANK=%d" % rank in variables:
+        if any(b"%s=%d" % (name, rank) in variables for name in RANK_VARIABLES):
             numbers.append(process)
     return numbers
 
@@ -42,11 +45,19 @@ def is_running(process: int) -> bool:
         return False
 
 
-def wait_until_gone(text: str, *, seconds: float = 5) -> None:
-    """Wait until no process has `text` in its command line; fail after `seconds`."""
+def wait_until(is_so: Callable[[], object], *, seconds: float = 10) -> None:
+    """Wait until a function returns something true; fail after `seconds`."""
     end = time.monotonic() + seconds
-    while processes_with(text):
-        assert time.monotonic() < end, f"remaining: {processes_with(text)}"
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def wait_until_gone(text: str, *, seconds: float = 5, begin: str = "") -> None:
+    """Wait until there are no such processes as of `processes_with`; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while remaining := processes_with(text, begin=begin):
+        assert time.monotonic() < end, f"remaining: {remaining}"
         time.sleep(0.1)
 
 

@@ -294,13 +294,12 @@ def subgroup(
         control = exchange = new_group(ranks, backend="gloo", timeout=timeout, **settings)
         if all_ranks.backend != "gloo":
             exchange = new_group(ranks, backend=all_ranks.backend, timeout=timeout, **settings)
-    hosts = tuple(all_ranks.hosts[rank] for rank in job_ranks)
     return replace(
         all_ranks,
         rank=ranks.index(all_ranks.rank) if all_ranks.rank in ranks else -1,
         size=len(job_ranks),
-        hosts=hosts,
-        is_on_one_host=all_ranks.is_on_one_host or len(set(hosts)) == 1,
+        hosts=tuple(all_ranks.hosts[rank] for rank in job_ranks),
+        host_numbers=tuple(all_ranks.host_numbers[rank] for rank in job_ranks),
         exchange=exchange,
         control=control,
         job_ranks=job_ranks,
