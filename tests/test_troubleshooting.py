@@ -175,7 +175,7 @@ PROVOKED: dict[str, Provoke] = {
     "images: missing": verify('{"annotations": [], "categories": []}'),
     "not JSON": verify('{"images": [{]}'),
     "categories: empty": own_data("a.jpg", categories=[]),
-    "no such image file; check the folder of images and file_name": own_data("nowhere.jpg"),
+    "no such image file; check the folder of images": own_data("nowhere.jpg"),
     "is not an id in categories": own_data("a.jpg", category_id=7),
     "no image has a box": own_data("a.jpg", iscrowd=1),
     "model.num_classes is": own_data("a.jpg", "model.num_classes=7"),
