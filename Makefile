@@ -1,6 +1,6 @@
 # make demo    train on synthetic images, evaluate, draw pictures: minutes on two cores
 # make test-fast    tests of less than half a second each: a minute on two cores
-# make test    all that proves the product, real mpirun included: 18 minutes on two cores
+# make test    all that proves the product, real mpirun included: 13 minutes on two cores
 # make test-all    the whole suite, with IPEX, other mpiruns, a browser and all commands of the docs
 # make test-pythons    make test under every other Python of 3.11 to 3.14 that is here
 # make ipex    make .venv-ipex, with Intel's extension and torch 2.8;  make intel-mpi open-mpi    their mpiruns, for tests
