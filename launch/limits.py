@@ -281,10 +281,10 @@ def slurm_affinities(
     """
     if not environment.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
         return None
-    try:
-        masks = [int(mask, 16) for mask in environment["SLURM_CPU_BIND_LIST"].split(",")]
-    except (KeyError, ValueError):
+    texts = environment.get("SLURM_CPU_BIND_LIST", "").split(",")
+    if not all(re.fullmatch(r"(?:0x)?[0-9a-fA-F]{1,2048}", text) for text in texts):
         return None
+    masks = [int(text, 16) for text in texts]
     cpus = [frozenset(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1) for mask in masks]
     bound = [cpus[task % len(cpus)] for task in range(ranks.local_size)]
     return bound if bound[ranks.local_rank] == affinity else None

@@ -98,7 +98,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     others = [folder for folder in on_path if folder.resolve() != environment.resolve()]
     for folder in (*others, environment):
         for name in NAMES:
-            if found := shutil.which(name, path=folder):
+            if found := shutil.which((folder / name).absolute()):
                 return identify(Path(found).absolute())
     raise InputError(
         "mpirun: not found on PATH or in this environment; run "

@@ -82,7 +82,7 @@ def sagemaker_counts(variables: Variables) -> Variables:
     text, here = variables.get("SM_HOSTS", ""), variables["SM_CURRENT_HOST"]
     try:
         hosts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         hosts = None
     if not isinstance(hosts, list) or hosts.count(here) != 1:
         raise InputError(

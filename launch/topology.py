@@ -80,7 +80,7 @@ def read_topology(path: Path | None = None) -> Topology:
 
 def read_this_machine(sysfs: Path = SYSFS) -> Topology:
     """Read the topology from sysfs; if it is hidden, every CPU is a core of one socket."""
-    if any((sysfs / "cpu").glob("cpu[0-9]*/topology/physical_package_id")):
+    if any((sysfs / "cpu").glob("cpu[0-9]*/topology/thread_siblings_list")):
         return make_topology(read_sysfs(sysfs / "cpu"))
     return Topology(
         tuple(Cpu(cpu, core=cpu, socket=0, node=0) for cpu in sorted(os.sched_getaffinity(0)))
@@ -167,7 +167,8 @@ def list_sockets_of_ranks(topology: Topology) -> tuple[Socket, ...]:
         of_nodes.setdefault(cpu.node, set()).add(cpu.socket)
     for sockets in of_nodes.values():
         firsts = {joined[socket] for socket in sockets}
-        joined |= {socket: min(firsts) for socket, first in joined.items() if first in firsts}
+        if len(firsts) > 1:
+            joined |= {socket: min(firsts) for socket, first in joined.items() if first in firsts}
     # Cores of one real socket stay next to each other.
     by_socket = sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.cpu))
     slower = set(topology.slower)
@@ -216,7 +217,8 @@ def read_sysfs(cpu_folder: Path) -> Speeds:
         folder = cpu_folder / f"cpu{cpu}"
         # As lscpu: the first set that has the CPU. Core ids are not used: they repeat from die to
         # die, on Arm from cluster to cluster, and hypervisors give two threads of a core two.
-        siblings = read_cpus(folder / "topology" / "thread_siblings_list") or {cpu}
+        siblings = read_cpus(folder / "topology" / "thread_siblings_list")
+        siblings = siblings if cpu in siblings else frozenset({cpu})
         cores.update(dict.fromkeys(siblings - cores.keys(), min(siblings)))
         # An unknown package is -1, and counts as socket 0.
         socket = max(0, read_id(folder / "topology" / "physical_package_id"))
@@ -236,8 +238,9 @@ def read_speed(folder: Path) -> float:
 
 def read_cpus(file: Path) -> frozenset[int]:
     """Return the CPUs that a file of the kernel names."""
+    text = read_sysfs_text(file)
     try:
-        return parse_cpu_list(read_sysfs_text(file))
+        return parse_cpu_list(text)
     except ValueError as error:
         raise InputError(f"{file}: {error}") from error
 

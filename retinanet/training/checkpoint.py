@@ -252,13 +252,14 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(final: Path, contents: Contents, *, texts: Mapping[str, str] = {}) -> None:
-    """Write a checkpoint's folder; replace an earlier one of this name.
+    """Write a checkpoint's folder, whose parent must exist; replace an earlier one of this name.
 
     `texts`: other files, by name.
 
     Raises:
-        OSError: It cannot be written; no partial files remain, and the earlier one is unchanged.
+        OSError: It cannot be written; no partial files remain.
     """
+    final.parent.stat()  # raises: the folder of a run that has gone is not made again
     with new_folder_beside(final) as partial:
         parts = {}
         for name, tensors in contents.parts.items():

@@ -118,6 +118,7 @@ def convert_detector(
     architecture = architecture_of(tensors)
     state = converted_state(class_map, architecture, image_size=image_size, resize=resize)
     with or_refused(out, advice="set --out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(out, Contents({MODEL_FILE: tensors}, state))
     named = sum(name != UNNAMED for name in class_map.names)
     print("\n".join(lines))

@@ -249,7 +249,7 @@ def test_slurm_hosts_have_different_numbers_of_tasks(rank: int, node: int, local
         ({"AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS_BATCH_JOB_NUM_NODES=2: AWS_BATCH_JOB_NODE_INDEX"),
         ({"SM_HOSTS": '["a","b"]'}, "SM_HOSTS=.*: SM_CURRENT_HOST is not set"),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-5"}, "SM_CURRENT_HOST=algo-5: is not one"),
-        ({**SAGEMAKER, "SM_HOSTS": "["}, "SM_CURRENT_HOST=algo-4: is not one"),
+        ({**SAGEMAKER, "SM_HOSTS": "[" * 100_000}, "SM_CURRENT_HOST=algo-4: is not one"),
         ({**FLUX, "FLUX_JOB_SIZE": "5"}, "FLUX_JOB_NNODES=2: does not divide FLUX_JOB_SIZE=5"),
         ({**FLUX, "FLUX_JOB_NNODES": "0"}, "FLUX_JOB_NNODES=0: does not divide FLUX_JOB_SIZE=4"),
         # Three ranks on one host and one on the other.

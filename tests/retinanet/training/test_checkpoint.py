@@ -19,6 +19,7 @@ from retinanet.config_types import find_checkpoint
 from retinanet.engine.optimizers import make_optimizer
 from retinanet.model.retinanet import RetinaNet
 from retinanet.training.checkpoint import (
+    Contents,
     copies,
     file_digest,
     newest_valid,
@@ -163,6 +164,12 @@ def test_weights_optimizer_and_random_states_are_restored_bit_for_bit(saved: Sav
         for name, value in slots[index].items():
             assert torch.equal(value, restored_slots[index][name])
     assert torch.equal(drawn, saved.drawn)
+
+
+def test_folder_that_has_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_checkpoint(tmp_path / "run" / "checkpoints" / "step-000001", Contents({}, STATE))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_position_description_and_config_are_restored(saved: Saved) -> None:
