@@ -5,27 +5,29 @@ IPEX has an environment of its own, since it needs an older torch than the defau
 torch of before.
 """
 
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
-from common.errors import InputError, WorkerDiedError
+from common.errors import InputError
 from common.machine import PACKAGES, installed_versions
-from common.processes import Answering, JsonWorker, serve
-from common.program import FOLDER, module_name
+from common.processes import exit_reason
+from common.program import FOLDER, working_folder
 from launch.environment import installed_openmp
 
 IPEX = "intel-extension-for-pytorch"
 IPEX_PYTHON = Path(".venv-ipex", "bin", "python")  # From the repository; `make ipex` makes it
-MODULE = "profiling.bench.interpreters"
-LOADED = ("profiling.bench.worker", "profiling.bench.recipes.step")  # The second one loads torch
+HERE = __name__.rpartition(".")[0]
+DESCRIBE = f"from {__name__} import print_description; print_description"
+LOADED = (f"{HERE}.worker", f"{HERE}.recipes.step")  # The second one loads torch and our code
+LONGEST_START_S = 300.0  # Loading torch takes seconds; from a slow network file system, minutes
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ def this_interpreter() -> Interpreter:
     return Interpreter(sys.executable, versions, installed_openmp())
 
 
-def prepare(specification: dict[str, Any]) -> tuple[dict[str, Any], Answering]:
-    """Load the `modules`, and describe this Python: the worker of `find_interpreter`."""
-    for module in specification["modules"]:
-        import_module(module_name(module))
+def print_description(*modules: str) -> None:
+    """Print what `find_interpreter` reads, after loading these modules."""
+    for module in modules:
+        import_module(module)
     here = this_interpreter()
-    return {"versions": here.versions, "openmp": here.openmp}, lambda question: {}
+    print(json.dumps({"versions": here.versions, "openmp": here.openmp}))
 
 
 @cache
@@ -85,13 +87,29 @@ def find_interpreter(python: str, *, prefix: str, fix: str, loads: bool = True) 
         raise InputError(f"{prefix}: {python} {problem}; {fix}")
     # Links stay: an environment's Python is a link to one that lacks the environment's packages.
     path = str(Path(found).absolute())
+    command = [path, "-c", DESCRIBE + repr(LOADED if loads else ())]
     try:
-        modules = LOADED if loads else ()
-        with closing(JsonWorker(MODULE, {"modules": modules}, python=path)) as worker:
-            return Interpreter(path, **worker.facts)
-    except (OSError, WorkerDiedError) as error:
-        reason = f"this program does not run there: {error}"
-        raise InputError(f"{prefix}: {python}: {reason}; {fix}") from error
+        done = subprocess.run(
+            command,
+            cwd=working_folder(path),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LONGEST_START_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{prefix}: {python} cannot be run: {error}; {fix}") from error
+    if done.returncode != 0:
+        reason = exit_reason(done.returncode, done.stderr)
+        raise InputError(f"{prefix}: {python}: this program does not run there: {reason}; {fix}")
+    try:
+        # The last line, as libraries may print before.
+        description = json.loads(done.stdout.splitlines()[-1])
+        return Interpreter(path, description["versions"], description["openmp"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{prefix}: {python} is not a Python; {fix}") from error
 
 
 def interpreter_with_ipex() -> Interpreter | None:
@@ -109,7 +127,3 @@ def interpreter_with_ipex() -> Interpreter | None:
     if not found.has_ipex:
         raise InputError(f"{IPEX_PYTHON} has no IPEX for its torch {found.torch}; {fix}")
     return found
-
-
-if __name__ == "__main__":
-    serve(prepare)

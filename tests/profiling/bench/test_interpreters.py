@@ -61,8 +61,8 @@ def test_environment_is_described_by_its_own_python(other_environment: Path) -> 
     [
         (None, "does not exist"),
         ("", "is no program"),
-        ("true", "does not run there: its process ended with status 0: no error output"),
-        ("echo '{}'", "does not run there: its process ended with status 0: {}"),
+        ("true", "is not a Python"),
+        ("echo '{}'", "is not a Python"),
         ("echo 'no\nsuch module' >&2; exit 1", "does not run there: .*: such module"),
         ("kill -9 $$", "does not run there: .*SIGKILL"),
     ],
