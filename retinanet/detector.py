@@ -168,7 +168,7 @@ class Detector:
         self.precision: str = chosen_precision(precision or checkpoint.model.precision)
         """`bf16` or `float32`: the arithmetic of convolutions."""
         self.network = checkpoint.build_model().eval()
-        """The model, with weights in float32."""
+        """The model, with weights in float32; no part of the stable interface."""
         self._forward = torch_forward(self.network, precision=self.precision)
         self._lock = threading.Lock()
 

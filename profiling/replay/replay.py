@@ -75,8 +75,8 @@ class Replay:
     instruction_set: str
     conditions: Conditions
     other_cores: float = field(default=0.0, kw_only=True)  # That other processes kept busy
-    times: list[ReplayTime] = field(default_factory=list)
-    not_replayed: list[NotReplayed] = field(default_factory=list)
+    times: list[ReplayTime]
+    not_replayed: list[NotReplayed]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ def run_with_benchdnn(benchdnn: Benchdnn, work: Work, console: Console) -> Repla
     if note := memory_note(work.conditions):
         print_line(console, f"note: {note}")
     lines, refused = express(work.calls, Dialect(benchdnn.dialect, work.layouts))
-    replay = Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, work.conditions)
+    replay = Replay("benchdnn", benchdnn.version, benchdnn.instruction_set, work.conditions, [], [])
     replay.not_replayed.extend(NotReplayed(problem, why) for problem, why in refused.items())
     batches = make_batches(lines, work.calls, repeats=work.options.repeats)
     spent = [0.0, *accumulate(batch.expected_seconds(cold=cold) for batch in batches)]

@@ -267,8 +267,10 @@ def nanoseconds(microseconds: str | int) -> int:
     """Return microseconds as ns, exactly: `4446000509720.008` has more digits than a float.
 
     Raises:
-        ValueError, ArithmeticError: It is no number, or no time: larger than `LATEST`, or infinite.
+        TypeError, ValueError, ArithmeticError: It is no number, or no time: larger than `LATEST`.
     """
+    if not isinstance(microseconds, (str, int)):  # Decimal takes lists of digits
+        raise TypeError(f"{str(microseconds)[:40]} is not a time in µs")
     time = Decimal(microseconds) * 1000
     if abs(time) >= LATEST:
         raise ValueError(f"{str(microseconds)[:40]} is not a time in µs")

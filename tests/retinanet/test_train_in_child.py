@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from common.errors import InputError, NonFiniteLossError, WorkerDiedError
 from retinanet import EvaluationRecord, StepRecord, Training, train
 from retinanet.metrics_reader import MetricsReader
 from retinanet.train_in_child import override_pairs
+from retinanet.training.checkpoint import read_checkpoint
 from tests.support.commands import error_message, run_program, start_program
 from tests.support.processes import child_processes, is_running, wait_until_ended
 from tests.support.training_runs import read_records
@@ -212,7 +214,7 @@ time.sleep(60)
     assert str(evaluation) == "step 4, epoch 1.00: mAP 0.250, mAP50 0.500"
 
 
-KILLED = """
+CALLER = """
 import sys, time
 from retinanet import train
 training = train("demo", **{settings!r})
@@ -223,22 +225,22 @@ for record in training:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_killed_caller_and_is_resumed_and_finished(root: Path) -> None:
+def test_a_run_ends_with_its_caller_and_is_resumed_and_finished(root: Path) -> None:
     run = root / "left"
     settings = tiny(run, training={"epochs": 500})
     settings["run"]["root"] = str(run.parent)
-    caller = start_program(
-        *(sys.executable, "-c", KILLED.format(settings=settings)), start_new_session=True
-    )
-    assert caller.stdout is not None
-    process = int(caller.stdout.readline())
-    assert caller.stdout.readline().startswith("step 1, ")
-    everything = [process, *child_processes(process)]
-    caller.kill()
-    caller.wait(60)
-    wait_until_ended(everything, seconds=60)
-    assert (run / "checkpoints" / "last" / "state.json").is_file()
-    done = read_records(run, kind="step")[-1]["step"]
+    for end in (signal.SIGKILL, signal.SIGINT):
+        program = CALLER.format(settings={**settings, "resume": end is signal.SIGINT})
+        caller = start_program(sys.executable, "-c", program, start_new_session=True)
+        assert caller.stdout is not None
+        process = int(caller.stdout.readline())
+        assert caller.stdout.readline().startswith("step ")
+        everything = [process, *child_processes(process)]
+        caller.send_signal(end)
+        caller.wait(60)
+        wait_until_ended(everything, seconds=60)
+        done = read_records(run, kind="step")[-1]["step"]
+        assert read_checkpoint(run).position.step == done
     training = train("demo", resume=True, **tiny(run, training={"max_steps": done + 2}))
     records = list(training)
     # The evaluation of an epoch that ended with the stop may come first.

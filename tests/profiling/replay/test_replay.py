@@ -71,7 +71,7 @@ def test_unusable_cpus_are_refused(cpus: str) -> None:
 
 
 def test_mismatches_have_a_line_each_unless_equal_or_unknown() -> None:
-    replay = Replay("benchdnn", "3.7.2", "Intel AVX-512", Conditions(2))
+    replay = Replay("benchdnn", "3.7.2", "Intel AVX-512", Conditions(2), [], [])
     other = OneDnnLog(versions=["2.6.0"], instruction_sets=["Intel AVX2"], threads=[4])
     lines = mismatches(other, replay)
     assert [line.partition(":")[0] for line in lines] == ["instruction set", "threads", "oneDNN"]
@@ -99,8 +99,11 @@ def test_loaded_replay_equals_the_saved_one(tmp_path: Path) -> None:
     file = tmp_path / "replay.json"
     write_json(file, asdict(replay))
     assert load_replay(file) == replay
-    file.write_text(file.read_text().replace("replay 1", "replay 2"))
+    text = file.read_text()
+    file.write_text(text.replace("replay 1", "replay 2"))
     assert "(format: Input should be 'profilednn replay 1'" in error_message(load_replay, file)
+    file.write_text(text.replace("times", "time"))
+    assert "times: Field required" in error_message(load_replay, file)
 
 
 @pytest.mark.parametrize(

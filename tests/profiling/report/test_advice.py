@@ -94,7 +94,7 @@ def compared(first: dict[Problem, Calls], second: dict[Problem, Calls]) -> Compa
 def replayed(measured: Calls, hot_ms: float) -> Efficiency:
     log = OneDnnLog(executions={LogPosition(): {problem(): measured}})
     times = [ReplayTime(problem(), hot_ms, None, 3, "brg")]
-    replay = Replay("torch", "3.7.1", "", Conditions(2), times)
+    replay = Replay("torch", "3.7.1", "", Conditions(2), times, [])
     return analyze_efficiency(log, replay, peaks=None)
 
 

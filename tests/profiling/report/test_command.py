@@ -94,7 +94,7 @@ def write_full_run(folder: Path) -> tuple[str | Path, ...]:
     example_traces.write(run / "trace" / "rank0.json", *example_traces.STEP)
     problems = read_logs([log]).calls()
     times = [ReplayTime(item, 5.0, 6.0, 3, item.implementation) for item in problems]
-    replay = Replay("torch", "3.7.1", "", Conditions(2), times)
+    replay = Replay("torch", "3.7.1", "", Conditions(2), times, [])
     write_json(folder / "replay.json", asdict(replay))
     reference = folder / "reference.log"
     reference.write_text(rank_log(0).replace(convolution(45.0, direction="backward_weights"), ""))
