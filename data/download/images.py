@@ -134,9 +134,7 @@ def fetch_images(
     pool = ThreadPool(min(options.workers, len(names)))
     try:
         with progress(console, images.title, total=total, start=total - len(names)) as advance:
-            # The pool queues all of them at once; a million alone would take 300 MB.
-            at_once = 1 + len(names) // 100_000
-            outcomes = pool.imap_unordered(fetch_one, names, chunksize=at_once)
+            outcomes = pool.imap_unordered(fetch_one, names)
             failed = _follow(outcomes, retries, advance, start=total - len(names))
     finally:
         stop.set()
