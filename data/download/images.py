@@ -1,18 +1,20 @@
 """Fetch very many image files by threads, or one large file with a bar.
 
-Each thread has its own connection. An image gets its name once it is complete and can be decoded,
-so that the names in a folder are those of finished downloads.
+The threads share one list of names; each has its own connection. An image gets its name once it
+is complete and can be decoded, so that the names in a folder are those of finished downloads.
 """
 
 import argparse
 import io
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -34,6 +36,7 @@ from data.download.http import (
     Connection,
     FetchError,
     HttpOptions,
+    StoppedError,
     check_reachable,
     fetch,
 )
@@ -42,6 +45,8 @@ LARGEST_IMAGE = 100_000_000
 """The servers' copies have less than 3 MB; cameras' originals on a mirror less than 30. [B]"""
 FAILURES_IN_A_ROW = 100
 """After so many failed downloads in a row, the server or the network must be at fault."""
+SECONDS_TO_STOP = 2.0
+"""Threads that block in a connection for longer end with the process."""
 PNG_END = b"IEND\xaeB`\x82"
 MISSING_LIST = "missing.txt"
 
@@ -108,67 +113,104 @@ def fetch_images(
         FetchError: `FAILURES_IN_A_ROW` images in a row failed.
         OSError: A file could not be written.
     """
-    names = [name for name in images.names if name not in present]
-    if not names:
+    remaining = deque(name for name in images.names if name not in present)
+    if not remaining:
         console.print(f"{images.title}: all {len(images.names)} are already downloaded")
         return {}
-    total, stop, retries, own = len(images.names), threading.Event(), list[str](), threading.local()
-
-    def fetch_one(name: str) -> Outcome:
-        if not hasattr(own, "session"):  # requests does not promise that threads can share one
-            own.session = requests.Session()
-        try:
-            size = fetch(
-                f"{images.url}/{quote(name)}",
-                images.folder / name,
-                check=check_image,
-                limit=LARGEST_IMAGE,
-                connection=Connection(own.session, options, stop),
-                retried=lambda reason, pause: retries.append(reason),
-            )
-        except FetchError as failure:
-            return Outcome(name, reason=str(failure))
-        return Outcome(name, size)
-
-    # Its threads are daemons: one that blocks in a connection ends with the process.
-    pool = ThreadPool(min(options.workers, len(names)))
+    total, stop, outcomes = len(images.names), threading.Event(), SimpleQueue[Outcome]()
+    start = total - len(remaining)
+    threads = [
+        threading.Thread(
+            target=_work,
+            args=(remaining, images, options, outcomes, stop),
+            daemon=True,
+            name=f"get {number}",
+        )
+        for number in range(min(options.workers, len(remaining)))
+    ]
+    for thread in threads:
+        thread.start()
     try:
-        with progress(console, images.title, total=total, start=total - len(names)) as advance:
-            outcomes = pool.imap_unordered(fetch_one, names)
-            failed = _follow(outcomes, retries, advance, start=total - len(names))
+        with progress(console, images.title, total=total, start=start) as advance:
+            failed = _follow(outcomes, advance, start=start, total=total)
     finally:
         stop.set()
-        pool.terminate()
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
     return {name: failed[name] for name in images.names if name in failed}
 
 
 class Outcome(NamedTuple):
-    """An image that was fetched, or failed."""
+    """What a thread tells: an image that was fetched or failed, a retry, or its own error."""
 
-    name: str
+    name: str = ""  # of the image; empty for a retry
     size: int = 0  # bytes
-    reason: str = ""  # of a failure
+    reason: str = ""  # of a failure or retry
+    error: BaseException | None = None
 
 
 def _follow(
-    outcomes: Iterable[Outcome], retries: Sequence[str], advance: Advance, *, start: int
+    outcomes: "SimpleQueue[Outcome]", advance: Advance, *, start: int, total: int
 ) -> dict[str, str]:
     """Show the progress of the threads until all images are done; return why some failed."""
     failed: dict[str, str] = {}
-    rate, size, in_a_row = Rate(), 0, 0
+    rate, done, size, in_a_row, retries, retry = Rate(), start, 0, 0, 0, ""
     rate.note(0)
-    for done, outcome in enumerate(outcomes, start + 1):
-        size += outcome.size
-        in_a_row = in_a_row + 1 if outcome.reason else 0
-        failed |= {outcome.name: outcome.reason} if outcome.reason else {}
+    while done < total:
+        outcome = outcomes.get()
+        if outcome.error is not None:
+            raise outcome.error
+        if not outcome.name:
+            retries += 1
+            retry = f", {retries} retries ({outcome.reason})"
+        else:
+            done, size = done + 1, size + outcome.size
+            in_a_row = in_a_row + 1 if outcome.reason else 0
+            failed |= {outcome.name: outcome.reason} if outcome.reason else {}
         if in_a_row >= FAILURES_IN_A_ROW:
             raise FetchError(
                 f"{in_a_row} images in a row could not be downloaded; the last: {outcome.reason}"
             )
         missing = f", {len(failed)} missing" if failed else ""
-        retry = f", {len(retries)} retries ({retries[-1]})" if retries else ""
         advance(done, f"{rate.note(size)}{missing}{retry}")
     return failed
+
+
+def _work(
+    remaining: deque[str],
+    images: Images,
+    options: HttpOptions,
+    outcomes: "SimpleQueue[Outcome]",
+    stop: threading.Event,
+) -> None:
+    """Fetch images, one after the other, over a connection of this thread's own."""
+    # requests does not promise that threads can share a Session.
+    with requests.Session() as session:
+        connection = Connection(session, options, stop)
+        while not stop.is_set():
+            try:
+                # popleft of a deque is atomic: the threads need no lock.
+                name = remaining.popleft()
+            except IndexError:
+                return
+            try:
+                size = fetch(
+                    f"{images.url}/{quote(name)}",
+                    images.folder / name,
+                    check=check_image,
+                    limit=LARGEST_IMAGE,
+                    connection=connection,
+                    retried=lambda reason, pause: outcomes.put(Outcome(reason=reason)),
+                )
+                outcomes.put(Outcome(name, size))
+            except FetchError as failure:
+                outcomes.put(Outcome(name, reason=str(failure)))
+            except StoppedError:
+                return
+            except BaseException as error:  # raised again by the main thread
+                outcomes.put(Outcome(error=error))
+                return
 
 
 def fetch_file(
