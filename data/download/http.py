@@ -35,6 +35,7 @@ MISSING = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 """S3 responds 403 for an object that does not exist, where listing is not allowed."""
 TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 ACCEPTED = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
+LONGEST_LENGTH = 19  # digits of a number of bytes; int() refuses more than 4,300
 SHOWN = 80  # characters of a header in a message
 
 Check = Callable[[Path], None]
@@ -247,7 +248,7 @@ def extent(response: requests.Response, *, offset: int) -> tuple[int, int]:
     if "chunked" in headers.get("Transfer-Encoding", "").lower():
         return start, 0
     length = headers.get("Content-Length", "")
-    if not length.isdecimal():
+    if not (length.isdecimal() and len(length) < LONGEST_LENGTH):
         raise AttemptError("the response has no valid Content-Length")
     return start, start + int(length)
 

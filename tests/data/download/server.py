@@ -204,6 +204,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+    def too_many_digits(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9" * 5000)
+        self.end_headers()
+        self.wfile.write(body)
+        self.hang_up()
+
     def chunks_without_end(self, body: bytes) -> None:
         self.start_chunks()
         while True:
@@ -228,6 +235,9 @@ RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
     "another_range": lambda handler, body: handler.answer(
         206, body[len(body) // 3 :], Content_Range=range_from(len(body) // 3, body)
     ),
+    "range_of_many_digits": lambda handler, body: handler.answer(
+        206, body, Content_Range=f"bytes 5-{'9' * 5000}/{'9' * 5000}"
+    ),
     "sent_on_with_a_bomb": lambda handler, body: handler.answer(
         302, bomb(), Content_Encoding="gzip", Location=handler.path
     ),
@@ -246,6 +256,7 @@ RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
     "truncated": lambda handler, body: handler.answer(200, body[: len(body) * 3 // 4]),
     "without_its_end": lambda handler, body: handler.answer(200, body[:-2]),
     "empty": lambda handler, body: handler.answer(200, b""),
+    "compressed": lambda handler, body: handler.answer(200, body, Content_Encoding="gzip"),
     "whole_for_a_part": lambda handler, body: handler.answer(200, body),
     "nonsense_range": lambda handler, body: handler.answer(206, body, Content_Range="all of it"),
     "nothing_left": lambda handler, body: handler.answer(416, b"", Content_Range="bytes */1"),
@@ -256,8 +267,8 @@ RESPONSES: dict[str, Callable[[Handler, bytes], None]] = {
 FAULTS = (
     *("slow", "error_500", "error_503", "error_429", "no_answer", "cut_off"),
     *("chunked_cut_off", "length_too_long", "length_too_short", "no_length", "html"),
-    *("garbage", "truncated", "empty", "another_range", "nonsense_range"),
-    *("control_characters", "compressed_bomb"),
+    *("garbage", "truncated", "empty", "compressed", "another_range", "nonsense_range"),
+    *("control_characters", "too_many_digits", "range_of_many_digits", "compressed_bomb"),
 )
 IMAGE_FAULTS = (*FAULTS, "chunked", "silent", "without_its_end")
 FILE_FAULTS = (*FAULTS, "cut_off_whole", "whole_for_a_part", "nothing_left")
