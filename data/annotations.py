@@ -359,12 +359,6 @@ class TextColumn(Sequence[str]):
         starts = offsets_of(np.array([len(text) for text in encoded], dtype=np.int64))
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
 
-    @classmethod
-    def joined(cls, columns: Sequence["TextColumn"]) -> "TextColumn":
-        """Return columns, one behind the other, as one."""
-        lengths = np.concatenate([np.diff(column.starts) for column in columns])
-        return cls(np.concatenate([column.content for column in columns]), offsets_of(lengths))
-
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -384,6 +378,65 @@ class TextColumn(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return (self[place] for place in range(len(self)))
+
+
+LENGTHS = " lengths"  # ends the name of the array that belongs to a column of texts
+GROWTH = 1.25
+"""How much longer an array becomes when it is full; its pages are moved, nothing is copied."""
+
+
+class GrowingArray:
+    """An array that grows by parts, without a second copy in memory at the end."""
+
+    def __init__(self) -> None:
+        self.array: NDArray[Any] = np.empty(0)
+        self.length = 0
+
+    def extend(self, part: NDArray[Any]) -> None:
+        """Append `part` `[N, …]`; the first one determines type and shape."""
+        if self.length == 0:
+            self.array = np.empty((0, *part.shape[1:]), dtype=part.dtype)
+        length = self.length + len(part)
+        if length > len(self.array):
+            self._resize(max(length, int(len(self.array) * GROWTH)))
+        self.array[self.length : length] = part
+        self.length = length
+
+    def _resize(self, length: int) -> None:
+        # Safe only while no view of the array exists: the memory may move, and numpy's check for
+        # other references is off.
+        self.array.resize((length, *self.array.shape[1:]), refcheck=False)
+
+    def finish(self) -> NDArray[Any]:
+        """Return all parts as one array."""
+        self._resize(self.length)
+        return self.array
+
+
+class GrowingColumns:
+    """Named arrays and text columns that grow together; the first parts define the names."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, GrowingArray] = {}
+
+    def extend(self, parts: dict[str, Any]) -> None:
+        """Append a part to each column."""
+        for name, part in parts.items():
+            arrays = {name: part}
+            if isinstance(part, TextColumn):
+                # Lengths are joined instead of starts: the starts of a later part would all have to
+                # be shifted.
+                arrays = {name: part.content, name + LENGTHS: np.diff(part.starts)}
+            for key, array in arrays.items():
+                self.columns.setdefault(key, GrowingArray()).extend(array)
+
+    def finish(self) -> dict[str, Any]:
+        """Return all columns, and release them."""
+        columns: dict[str, Any] = {name: part.finish() for name, part in self.columns.items()}
+        self.columns = {}
+        for name in [name for name in columns if name + LENGTHS in columns]:
+            columns[name] = TextColumn(columns[name], offsets_of(columns.pop(name + LENGTHS)))
+        return columns
 
 
 def positions_in(known: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int32]:

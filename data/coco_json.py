@@ -25,6 +25,7 @@ from data.annotations import (
     IMAGE_COLUMNS,
     UNNAMED,
     Annotations,
+    GrowingColumns,
     TextColumn,
     enclosing_box,
     leaves_folder,
@@ -519,7 +520,7 @@ def category_columns(path: Path, entries: list[Any]) -> Columns:
     """Return ids and names of a list of categories; raise InputError at the first fault."""
     findings, categories = Findings(refusing=path), ListColumns("categories", TAKEN)
     categories.extend(entries, findings)
-    columns = categories.finish()
+    columns = categories.columns.finish()
 
     def place_of(row: int, field: str, value: object) -> Place:
         return Place(f"categories[{row}]{field}", str(value))
@@ -574,7 +575,7 @@ class ListColumns:
     def __init__(self, name: str, usable: Collection[str]) -> None:
         self.name, self.usable = name, usable  # kinds of faults with which an entry can be used
         self.length = self.readable = 0
-        self.parts: list[Columns] = []
+        self.columns = GrowingColumns()
         self.unreadable_ids: dict[str, set[int]] = {"id": set(), "image_id": set()}
         """Valid ids, by field, of entries that have another fault"""
 
@@ -601,17 +602,8 @@ class ListColumns:
             rows = np.array([row for row in rows.tolist() if row not in bad], dtype=np.int32)
             columns = checked_columns(self.name, [entries[row] for row in rows], faults.append)
         self.readable += len(rows)
-        self.parts.append(columns | {PLACES[self.name]: self.length + rows})
+        self.columns.extend(columns | {PLACES[self.name]: self.length + rows})
         self.length += len(entries)
-
-    def finish(self) -> Columns:
-        """Return all columns, and release their parts, so that one column is held twice."""
-        columns: Columns = {}
-        for name in list(self.parts[0]):
-            arrays = [part.pop(name) for part in self.parts]
-            is_text = isinstance(arrays[0], TextColumn)
-            columns[name] = TextColumn.joined(arrays) if is_text else np.concatenate(arrays)
-        return columns
 
     def unreadable_array(self, field: str) -> NDArray[np.int64]:
         """Return the unreadable ids of a field as int64 [N]."""
@@ -621,7 +613,7 @@ class ListColumns:
 def join_lists(lists: dict[str, ListColumns], findings: Findings) -> Entries:
     """Join the three lists, boxes with their images."""
     categories, images, boxes = (
-        lists[name].finish() for name in ("categories", "images", "annotations")
+        lists[name].columns.finish() for name in ("categories", "images", "annotations")
     )
     places, ids = boxes.pop("box_places"), boxes["box_ids"]
     # Boxes without ids are numbered from 1 where none has one; where some have, it is a finding.

@@ -12,6 +12,7 @@ from common.errors import InputError
 from data.annotations import (
     UNNAMED,
     ClassMap,
+    GrowingColumns,
     Split,
     SplitName,
     TextColumn,
@@ -113,8 +114,10 @@ def test_text_column_of_any_script_and_length() -> None:
     assert list(column) == texts and len(column) == len(texts)
     assert column[-1] == texts[-1] and column[1:3] == texts[1:3]
     assert list(TextColumn.of([])) == []
-    parts = [TextColumn.of(part) for part in ([], texts, [], texts)]
-    assert list(TextColumn.joined(parts)) == texts + texts
+    growing = GrowingColumns()
+    for part in ([], texts, [], texts):
+        growing.extend({"names": TextColumn.of(part)})
+    assert list(growing.finish()["names"]) == texts + texts
     with pytest.raises(IndexError):
         column[len(texts)]
 
