@@ -170,9 +170,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
 
 
-def print_line(console: Console, text: str, *, wrap: bool = False) -> None:
-    """Print a line unchanged, however long; with `wrap` a terminal breaks it between words."""
-    console.print(text, markup=False, soft_wrap=not (wrap and console.is_terminal))
+def print_line(console: Console, text: str) -> None:
+    """Print a line unchanged, without wrapping."""
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def print_cautions(console: Console, cautions: Iterable[str]) -> None:

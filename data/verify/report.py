@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.charts import save_chart
-from common.console import clock, print_line
+from common.console import clock
 from common.errors import FINISHED, InputError, printable
 from common.files import (
     or_refused,
@@ -268,6 +268,11 @@ def print_shared(console: Console, checked: Sequence[CheckedSplit]) -> None:
             text = f"{shared:,} of {len(split.entries.image_ids):,} validation images"
             advice = "the mAP will be higher than on other images"
             print_line(console, f"{text} are training images too: {advice}", wrap=True)
+
+
+def print_line(console: Console, text: str, *, wrap: bool = False) -> None:
+    """Print a line as it is, however long; with `wrap` a terminal breaks it between words."""
+    console.print(Text(printable(text)), soft_wrap=not (wrap and console.is_terminal))
 
 
 def split_json(checked: CheckedSplit, examined: Examined | None) -> dict[str, Any]:
