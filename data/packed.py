@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO, Unpack
 
 import numpy as np
@@ -71,11 +72,16 @@ def is_image_file(path: Path) -> bool:
 def list_images(
     folder: Path, reach: Reach, left_out: LeftOut, **options: Unpack[Options]
 ) -> Iterator[str]:
-    """Yield the images of a folder: the packed ones, or those of `walk_files`."""
+    """Yield the images of a folder: the packed ones, or those of `walk_files`.
+
+    Raises InputError for a pack whose index is damaged, or whose files `reach` does not cover.
+    """
     pack = pack_of(folder.absolute())
     if pack is None:
         yield from walk_files(folder, reach, left_out, **options)
         return
+    for name in (INDEX, *map(tar_name, range(len(pack.sizes_of_tars)))):
+        reach.require(pack.folder / name)
     for row in pack.order.tolist():
         name = pack.names[row]
         if leaves_folder(name):
@@ -88,7 +94,8 @@ def missing_fix(path: Path) -> str:
     """Return what to do about an image file that is not there."""
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     if (folder / tar_name(0)).is_file() and not (folder / INDEX).exists():
-        return f"packing was interrupted: run `retinanet data pack IMAGES --out {folder}` again"
+        command = f"retinanet data pack IMAGES --out {quote(str(folder))}"
+        return f"packing was interrupted: run `{command}` again"
     return "check the folder of images"
 
 

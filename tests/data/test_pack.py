@@ -436,3 +436,7 @@ def test_labels_of_packed_images_are_converted(
         assert done.returncode == 0, done.stderr
         found.append((json.loads((out / "train.json").read_text()), tree(out / "images")))
     assert found[0] == found[1] and len(found[0][1]) == 6
+    tar = source / images / "images-00000.tar"
+    tar.symlink_to(tar.rename(tmp_path / tar.name))
+    line = error_line(run_here(main, "convert", source, "--from", name, "--out", tmp_path / "new"))
+    assert f"{tar}: leads outside of {source}; give --allow-outside" in line

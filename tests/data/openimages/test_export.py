@@ -9,6 +9,10 @@ import csv
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +37,7 @@ from tests.data.openimages.csv_tables import (
     write_image_ids,
     write_photos,
 )
+from tests.support.commands import start_program
 
 ROWS = [
     Row(3, "/m/cat", "0.1", "0.3", "0.2", "0.7", group="1"),
@@ -259,3 +264,53 @@ def test_unreadable_images_are_reported(tmp_path: Path) -> None:
         InputError, match=r"4 of 10 images .* the first is 0{15}4\.jpg \(not an image in JPEG, "
     ):
         image_sizes(tmp_path, range(1, 11))
+
+
+ONE_BUSY_ONE_IDLE = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from rich.console import Console
+from data.openimages import export
+
+def wait(path):
+    if path.name == "0000000000000000.jpg":
+        time.sleep(0.2)  # the other process is idle then
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    return (1, 1), 1
+
+export.read_photo = wait
+export.FILES_AT_ONCE = 1
+export.read_sizes(Path("."), np.arange(2, dtype=np.uint64), console=Console(quiet=True))
+"""
+
+
+def start(script: str) -> subprocess.Popen[str]:
+    return start_program(sys.executable, "-c", script, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
+def test_processes_end_with_their_parent(number: signal.Signals) -> None:
+    with start(ONE_BUSY_ONE_IDLE) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(number)
+        parent.wait(timeout=30)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline, "the process goes on without its parent"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_reported_once() -> None:
+    with start(ONE_BUSY_ONE_IDLE.replace("time.sleep(60)", "time.sleep(3)")) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        parent.stdout.readline()
+        os.killpg(parent.pid, signal.SIGINT)
+        errors = parent.stderr.read()
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")

@@ -318,6 +318,10 @@ def test_equal_boxes_of_other_images_and_classes_are_no_duplicates(tmp_path: Pat
     other_class = put("annotations", 6, "category_id", 5)
     _, report = verify_annotations(tmp_path, changed(*equal, other_class))
     assert entries(report, "box_duplicate") == ["annotations[7].bbox"]
+    # Python's hashes of -1 and -2 are equal.
+    nearly = [put("annotations", n, "bbox", [x, 3, 19 - x, 10]) for n, x in ((1, -1), (7, -2))]
+    _, report = verify_annotations(tmp_path / "other", changed(*nearly))
+    assert entries(report, "box_duplicate") == []
 
 
 @pytest.mark.parametrize(
