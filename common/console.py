@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from functools import partial
 
 from rich.console import (
     Console,
@@ -214,6 +215,9 @@ def significant(value: float, digits: int = 4) -> str:
     decimals = max(0, digits - before_point)
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if decimals else text
+
+
+three_digits = partial(significant, digits=3)
 
 
 @contextmanager

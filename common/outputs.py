@@ -1,4 +1,4 @@
-"""Outputs of commands: none replaces a file that the command reads, or a user's folder; space."""
+"""Outputs of commands: none replaces a file that is read or a user's folder; space for them."""
 
 import re
 import shutil

@@ -501,7 +501,7 @@ def read_annotations(
 
     `iscrowd`, `area` and the annotations' `id` may be missing (0, width × height, 1, 2, 3, …);
     a true `IsGroupOf`, in the annotation or its `attributes`, counts as `iscrowd`. Extra fields
-    are ignored. Takes 1.7 GB for ten million boxes. `findings`, which must refuse, gets the
+    are ignored. Takes a gigabyte for ten million boxes. `findings`, which must refuse, gets the
     notes; for `advance` and `is_export` see `read_entries`.
 
     Raises:

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -22,7 +21,6 @@ MOST_MOVING = 20  # Operators in the table of bytes
 OPERATORS_SHOWN = 20
 """Operators in the table of where the time goes, the costliest; the JSON file has all."""
 PIPE_WIDTH = 140  # A pipe gets room for whole lines
-three_digits = partial(significant, digits=3)
 
 VARIANT_COLUMNS = (
     *map(text_column, ("contestant", "torch", "allocator")),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from common.charts import Column, Table, text_column
-from common.console import make_console, significant
+from common.console import make_console, significant, three_digits
 from common.errors import FINISHED, InputError
 from common.files import read_text, write_atomically, write_json
 from common.machine import (
@@ -29,7 +29,7 @@ from common.machine import (
 from common.options import argument, option
 from common.program import DISTRIBUTION
 from common.stored import read_stored
-from profiling.bench.report import PIPE_WIDTH, three_digits
+from profiling.bench.report import PIPE_WIDTH
 from profiling.bench.threads import ByThreads, named
 
 Count = Annotated[int, Field(gt=0)]

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from common.cli import positive
-from common.console import MEGABYTE, make_console, print_line, progress
+from common.console import MEGABYTE, make_console, print_line, progress, three_digits
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
 from common.options import json_option, option
 from common.program import module_command, module_environment
 from profiling.bench.generated import write_annotations, write_log
-from profiling.bench.report import put_out, three_digits
+from profiling.bench.report import put_out
 from profiling.bench.results import RECIPES, Finding
 from profiling.bench.variant import STANDARD, Run, Variant, Workload
 from profiling.bench.worker_pool import runs_alone

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from common.charts import Column, Table, text_column
-from common.console import make_console, print_line, progress, significant
+from common.console import make_console, print_line, progress, significant, three_digits
 from common.machine import processor_name
 from common.wording import counted
 from profiling.bench.physical_cores import Cores, find_cores
-from profiling.bench.report import PIPE_WIDTH, as_json, three_digits, where_table
+from profiling.bench.report import PIPE_WIDTH, as_json, where_table
 from profiling.bench.results import MACHINE_RECIPE, Benchmark, Results, disturbance, measure
 from profiling.bench.variant import Variant, Workload
 

@@ -7,7 +7,6 @@ and saved in `replay.json`.
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from common.charts import Column, Table, table_rows, text_column
 from common.cli import add_command, positive
-from common.console import make_console, print_cautions, print_line, significant
+from common.console import make_console, print_cautions, print_line, three_digits
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs, write_json
 from common.options import argument, flag, included, json_option, option, overwrite_option
@@ -187,7 +186,6 @@ def format_share(part: float, total: float) -> str:
     return f"{part / total:.2%} of the time" if total else "no time"
 
 
-three_digits = partial(significant, digits=3)
 COLUMNS = (
     text_column("problem", name="description"),
     Column("calls", ",d"),

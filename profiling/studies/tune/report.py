@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common.charts import PALETTE, Column, Table, new_figure, save_chart, table_rows, text_column
-from common.console import print_line
-from profiling.bench.report import three_digits
+from common.console import print_line, three_digits
 from profiling.bench.results import disturbance
 from profiling.studies.tune.cluster import (
     ASSUMED,
