@@ -498,14 +498,19 @@ WITH_BF16 static inline void write_kernel_gradient(
 }
 
 // G g Gᵀ of 16 weights, `inputs` apart from kernel place to kernel place. `turned`: of the kernel
-// turned by 180 degrees, which swaps the first and the last row and column.
+// turned by 180 degrees, which swaps the first and the last row and column. `next`: how far away the
+// weights are that are taken next, which are fetched: packing took twice as long without.
 WITH_BF16 static inline void transform_kernel(
-    const float* kernel, int64_t inputs, __mmask16 lanes, bool turned, __m256i* u) {
+    const float* kernel, int64_t inputs, int64_t next, __mmask16 lanes, bool turned, __m256i* u) {
     const __m512 half = _mm512_set1_ps(0.5f);
     __m512 rows[4][3];
     for (int column = 0; column < 3; column++) {
         __m512 g[3];
-        for (int row = 0; row < 3; row++) g[row] = _mm512_maskz_loadu_ps(lanes, kernel + (3 * row + column) * inputs);
+        for (int row = 0; row < 3; row++) {
+            const float* from = kernel + (3 * row + column) * inputs;
+            g[row] = _mm512_maskz_loadu_ps(lanes, from);
+            _mm_prefetch(reinterpret_cast<const char*>(from + next), _MM_HINT_T0);
+        }
         const __m512 even = _mm512_add_ps(g[0], g[2]);
         rows[0][column] = g[0];
         rows[1][column] = _mm512_mul_ps(half, _mm512_add_ps(even, g[1]));
@@ -537,7 +542,7 @@ WITH_BF16 static void pack_forward(
             for (int which = 0; which < 2; which++) {
                 const int64_t first = input + 16 * which;
                 const __mmask16 lanes = output < outputs ? first_lanes(inputs - first) : 0;
-                transform_kernel(weight + output * 9 * inputs + first, inputs, lanes, false, u[which]);
+                transform_kernel(weight + output * 9 * inputs + first, inputs, PACKED, lanes, false, u[which]);
             }
             for (int position = 0; position < POSITIONS; position++) {
                 rows[position][column] = _mm512_inserti64x4(_mm512_castsi256_si512(u[0][position]), u[1][position], 1);
@@ -562,7 +567,7 @@ WITH_BF16 static void pack_backward(
             for (int which = 0; which < 2; which++) {
                 const int64_t output = 2 * pair + which;
                 const __mmask16 lanes = output < outputs ? first_lanes(inputs - input) : 0;
-                transform_kernel(weight + output * 9 * inputs + input, inputs, lanes, true, u[which]);
+                transform_kernel(weight + output * 9 * inputs + input, inputs, 18 * inputs, lanes, true, u[which]);
             }
             for (int position = 0; position < POSITIONS; position++) {
                 const __m512i low = _mm512_cvtepu16_epi32(u[0][position]);
@@ -598,7 +603,7 @@ int64_t winograd_gradient_bytes(
 WITH_BF16 void winograd_pack(
     const float* weight, int64_t outputs, int64_t inputs, int32_t backward, Bfloat16* panels, int32_t threads) {
     const int64_t count = divided_up(backward ? inputs : outputs, PANEL_COLUMNS), summed = backward ? outputs : inputs;
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
     for (int64_t panel = 0; panel < count; panel++) {
         for (int64_t first = 0; first < summed; first += PACKED) {
             if (backward) pack_backward(weight, outputs, inputs, panel, first, count, panels);
