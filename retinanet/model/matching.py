@@ -75,33 +75,37 @@ def assign_targets(
     image `boxes` float32 [M, 4] xyxy pixels of the network's input and `labels` int64 [M]; M may
     be 0. Nothing here grows with the number of classes, and only the result with the anchors.
     """
-    level_sizes = [len(level) for level in anchors]
-    device = anchors[0].device
-    starts = torch.tensor([0, *level_sizes], device=device).cumsum(0)
-    shapes = anchor_shapes(anchors)
-    classes = [torch.full((len(targets), size), BACKGROUND, device=device) for size in level_sizes]
-    boxes: list[list[Tensor]] = [[] for _ in anchors]
-    num_foreground = []
-    for image, target in enumerate(targets):
-        nearby = nearby_anchors(shapes, target["boxes"], iou=BACKGROUND_IOU)
-        # Ascending indices, counted through all levels, become those of each level.
-        counts = torch.searchsorted(nearby, starts).diff().tolist()
-        parts = nearby.split(counts)
-        of_level = [part - start for part, start in zip(parts, starts.tolist(), strict=False)]
-        coordinates = [level[index] for level, index in zip(anchors, of_level, strict=True)]
-        matches = match_anchors(torch.cat(coordinates), target["boxes"])
-        num_foreground.append((matches >= 0).sum())
-        matched_parts = matches.split(counts)
-        for level, (index, part) in enumerate(zip(of_level, matched_parts, strict=True)):
-            is_foreground = part >= 0
-            matched = part[is_foreground]
-            labels = part.masked_scatter(is_foreground, target["labels"][matched])
-            classes[level][image, index] = labels
-            boxes[level].append(target["boxes"][matched])
+    sizes = [len(level) for level in anchors]
+    coordinates = torch.cat(list(anchors))
+    boxes, labels = (torch.cat([each[key] for each in targets]) for key in ("boxes", "labels"))
+    counts = boxes.new_tensor([len(each["boxes"]) for each in targets], dtype=torch.int64)
+    images = torch.arange(len(targets) + 1, device=boxes.device)
+
+    # Anchors are counted through all levels and images: an operation for each image costs more
+    # than its arithmetic.
+    first_anchors = images * len(coordinates)
+    nearby = nearby_anchors(
+        anchor_shapes(anchors),
+        boxes,
+        iou=BACKGROUND_IOU,
+        first=first_anchors[:-1].repeat_interleave(counts),
+    )
+    image, anchor = nearby // len(coordinates), nearby % len(coordinates)
+    parts = coordinates[anchor].split(torch.searchsorted(nearby, first_anchors).diff().tolist())
+    matches = torch.cat(
+        [match_anchors(part, each["boxes"]) for part, each in zip(parts, targets, strict=True)]
+    )
+    is_foreground = matches >= 0
+    image, anchor = image[is_foreground], anchor[is_foreground]
+    matched = matches[is_foreground] + (counts.cumsum(0) - counts)[image]
+
+    classes = torch.full((len(targets), len(coordinates)), BACKGROUND, device=boxes.device)
+    classes.view(-1)[nearby] = matches.masked_scatter(is_foreground, labels[matched])
+    level = torch.searchsorted(counts.new_tensor(sizes).cumsum(0), anchor, right=True)
     return Assignment(
-        classes=classes,
-        boxes=[torch.cat(level) for level in boxes],
-        num_foreground=torch.stack(num_foreground),
+        classes=list(classes.split(sizes, dim=1)),
+        boxes=[boxes[matched[level == number]] for number in range(len(anchors))],
+        num_foreground=image.bincount(minlength=len(targets)),
     )
 
 
@@ -170,11 +174,14 @@ def overlaps_with(shapes: AnchorShapes, boxes: Tensor) -> Overlaps:
     return Overlaps(offsets, smaller, half_sums, areas, best)
 
 
-def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor:
+def nearby_anchors(
+    shapes: AnchorShapes, boxes: Tensor, *, iou: float, first: Tensor | None = None
+) -> Tensor:
     """Return every anchor whose IoU with a box is at least `iou` or, less, the largest of that box.
 
     `boxes` [M, 4] xyxy pixels; M may be 0. Returns int64 indices, ascending, counted through all
-    levels; there are others among them, but few. Equally good anchors are all there.
+    levels; there are others among them, but few. Equally good anchors are all there. `first`,
+    int64 [M], is where counting begins for each box, by default 0.
     """
     offsets, smaller, half_sums, areas, best = overlaps_with(shapes, boxes)
     least_iou = best[:, None].clamp(max=iou) * (1 - IOU_MARGIN)
@@ -198,4 +205,7 @@ def nearby_anchors(shapes: AnchorShapes, boxes: Tensor, *, iou: float) -> Tensor
     column = low[window, 0] + within % counts[window, 0]
     row = low[window, 1] + within // counts[window, 0]
     place = row * (shapes.last_places[shape, 0].long() + 1) + column
-    return (shapes.first_index[shape] + place * ANCHORS_PER_LOCATION).unique()
+    indices = shapes.first_index[shape] + place * ANCHORS_PER_LOCATION
+    if first is not None:
+        indices += first[window // len(shapes.sizes)]
+    return indices.unique()
