@@ -64,7 +64,7 @@ def convolve(
     kernels = kernels_for(levels, weight, params, machine)
     if kernels.forward is Kernel.WINOGRAD:
         assert scale is None and not fused.passes and fused.added is None
-        return winograd_convolve(levels, weight, bias, relu=fused.relu)
+        return winograd_convolve(levels, weight, bias, relu=fused.relu, gated=fused.gated)
     maps = levels if fused.added is None else (*levels, fused.added)
     form = _Form(kernels, len(levels), fused._replace(added=None))
     return list(_Convolution.apply(weight, bias, scale, form, *maps))

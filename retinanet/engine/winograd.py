@@ -5,8 +5,7 @@ the processor's peak. Operands are rounded to BF16 after their transform, sums a
 float32, and the weight's gradient is never rounded: forward and backward lose about 1.7 times as
 much to rounding as a direct BF16 convolution does (docs/experiments.md).
 
-Maps are BF16 [N, C, H, W] in channels_last memory, one for each level. `gates` are what ReLU made
-of the outputs, whose gradients count where they are not closed; empty without ReLU.
+Maps are BF16 [N, C, H, W] in channels_last memory, one for each level.
 """
 
 import functools
@@ -76,42 +75,46 @@ def _print_once(line: str) -> None:
 
 
 def winograd_convolve(
-    levels: Sequence[Tensor], weight: Tensor, bias: Tensor | None, *, relu: bool
+    levels: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    relu: bool = False,
+    gated: bool = False,
 ) -> list[Tensor]:
     """Apply a 3×3 convolution of stride 1 and padding 1, then optionally ReLU, to each level.
 
     `levels`: BF16 [N, I, H_l, W_l]; `weight` float32 [O, I, 3, 3]; `bias` float32 [O]. Returns
-    BF16 [N, O, H_l, W_l] in channels_last memory.
+    BF16 [N, O, H_l, W_l] in channels_last memory. The ReLU's gradient is left to the readers of the
+    result; `gated`: this is the only one of levels that a ReLU returned.
     """
-    return list(_WinogradConvolution.apply(weight, bias, relu, *levels))
+    return list(_WinogradConvolution.apply(weight, bias, relu, gated, *levels))
 
 
 class _WinogradConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor | None, relu: bool, *levels: Tensor
+        ctx: Any, weight: Tensor, bias: Tensor | None, relu: bool, gated: bool, *levels: Tensor
     ) -> tuple[Tensor, ...]:
         maps = [channels_last(level) for level in levels]
-        outputs = convolve_levels(maps, weight, bias, relu=relu)
-        # The outputs are their ReLU's mask: the kernels apply it as they load the gradients.
-        ctx.save_for_backward(weight, *maps, *(outputs if relu else []))
-        ctx.level_count = len(levels)
-        return tuple(outputs)
+        ctx.save_for_backward(weight, *maps)
+        ctx.gated = gated
+        return tuple(convolve_levels(maps, weight, bias, relu=relu))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        weight, *saved = ctx.saved_tensors
-        maps, gates = saved[: ctx.level_count], saved[ctx.level_count :]
-        needs_weight, needs_bias, _, *needs_levels = ctx.needs_input_grad
+        weight, *maps = ctx.saved_tensors
+        needs_weight, needs_bias, _, _, *needs_levels = ctx.needs_input_grad
         given = [channels_last(gradient) for gradient in gradients]
         grad_weight = grad_bias = None
-        grad_levels: list[Tensor | None] = [None] * ctx.level_count
+        grad_levels: list[Tensor | None] = [None] * len(maps)
         if any(needs_levels):
+            gates = maps if ctx.gated else ()
             grad_levels = [*convolve_levels(given, weight, gates=gates, backward=True)]
         if needs_weight or needs_bias:
-            grad_weight, grad_bias = weight_gradient(maps, given, gates)
-        return grad_weight, grad_bias if needs_bias else None, None, *grad_levels
+            grad_weight, grad_bias = weight_gradient(maps, given)
+        return grad_weight, grad_bias if needs_bias else None, None, None, *grad_levels
 
 
 def convolve_levels(
@@ -123,7 +126,10 @@ def convolve_levels(
     gates: Sequence[Tensor] = (),
     backward: bool = False,
 ) -> list[Tensor]:
-    """Return outputs from inputs, or if `backward` the inputs' gradients from the outputs'."""
+    """Return outputs from inputs, or if `backward` the inputs' gradients from the outputs'.
+
+    They are zero where `gates`, maps of their shapes that a ReLU returned, are zero or negative.
+    """
     # The weight's transform is not kept for the backward pass, which needs another one: of the
     # weight turned round, with its channels exchanged.
     weight, threads = channels_last(weight), torch.get_num_threads()
@@ -145,21 +151,19 @@ def convolve_levels(
     return outputs
 
 
-def weight_gradient(
-    inputs: Sequence[Tensor], gradients: Sequence[Tensor], gates: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
+def weight_gradient(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and bias, float32 [O, I, 3, 3] and [O], summed over levels."""
     in_channels, out_channels = inputs[0].shape[1], gradients[0].shape[1]
     grad_weight = torch.empty(
         (out_channels, in_channels, 3, 3), dtype=torch.float32, memory_format=torch.channels_last
     )
     grad_bias = torch.empty(out_channels)
-    work = (level_records(inputs, gradients, gates), len(inputs), in_channels, out_channels)
+    work = (level_records(inputs, gradients, ()), len(inputs), in_channels, out_channels)
     threads = torch.get_num_threads()
     size = WINOGRAD.library().winograd_gradient_bytes(*work, threads)
     WINOGRAD.call(
         "winograd_weight_gradient",
         *work, grad_weight, grad_bias, scratch_bytes(size), threads,
-        read=(*inputs, *gradients, *gates), written=(grad_weight, grad_bias),
+        read=(*inputs, *gradients), written=(grad_weight, grad_bias),
     )  # fmt: skip
     return grad_weight, grad_bias

@@ -6,8 +6,7 @@
 struct Level {
     const Bfloat16* input;
     Bfloat16* output;  // or, for Winograd's weight gradients, the output's gradient
-    // None, or of the output's shape and what a ReLU returned. The output is zero where this is closed; a
-    // gradient of the output counts where it is open.
+    // None, or of the output's shape and what a ReLU returned. The output is zero where this is closed.
     const Bfloat16* gate;
     int64_t images, height, width;
 };

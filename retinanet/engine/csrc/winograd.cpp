@@ -69,27 +69,16 @@ WITH_BF16 static inline __m256i rounded(__m512 values) {
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }
 
-// A pixel of a map [images, height, width, channels]: its channels, and those of the gate, which is
-// null if there is none. Outside of the map no lane is read.
+// A pixel of a map [images, height, width, channels]. Outside of the map no lane is read.
 struct Pixel {
     const Bfloat16* values;
-    const Bfloat16* gate;
     __mmask32 inside;
 };
 
-static inline Pixel find_pixel(
-    const Bfloat16* map, const Bfloat16* gate, const Tile& tile, int64_t row, int64_t column, int64_t channels) {
+static inline Pixel find_pixel(const Bfloat16* map, const Tile& tile, int64_t row, int64_t column, int64_t channels) {
     const int64_t y = tile.y + row, x = tile.x + column, height = tile.level->height, width = tile.level->width;
-    if (y < 0 || y >= height || x < 0 || x >= width) return {map, nullptr, 0};
-    const int64_t place = ((tile.image * height + y) * width + x) * channels;
-    return {map + place, gate ? gate + place : nullptr, 0xffffffff};
-}
-
-// 32 values of a pixel, zero outside of the map and where the gate is closed.
-WITH_BF16 static inline __m512i load(const Pixel& pixel, int64_t channel, __mmask32 lanes) {
-    lanes &= pixel.inside;
-    if (pixel.gate) lanes &= open_lanes(_mm512_maskz_loadu_epi16(lanes, pixel.gate + channel));
-    return _mm512_maskz_loadu_epi16(lanes, pixel.values + channel);
+    if (y < 0 || y >= height || x < 0 || x >= width) return {map, 0};
+    return {map + ((tile.image * height + y) * width + x) * channels, 0xffffffff};
 }
 
 // Prefetches channels of a pixel, which come from memory or the level-3 cache. Inlined, since a call writes
@@ -98,7 +87,6 @@ WITH_BF16 static inline __attribute__((always_inline)) void fetch(const Pixel& p
     if (!pixel.inside) return;
     for (int64_t end = channel + count; channel < end; channel += 32) {
         _mm_prefetch(reinterpret_cast<const char*>(pixel.values + channel), _MM_HINT_T0);
-        if (pixel.gate) _mm_prefetch(reinterpret_cast<const char*>(pixel.gate + channel), _MM_HINT_T0);
     }
 }
 
@@ -111,14 +99,15 @@ WITH_BF16 static inline __m512 widened(__m512i values) {
 // Row `place` of Bᵀ d takes these two rows of d.
 constexpr int FIRST_ROW[] = {0, 1, 2, 1}, SECOND_ROW[] = {2, 2, 1, 3};
 
-static inline void find_input_row(const Tile& tile, const Bfloat16* gate, int64_t row, int64_t channels, Pixel* pixels) {
-    for (int column = 0; column < 4; column++) {
-        pixels[column] = find_pixel(tile.level->input, gate, tile, row - 1, column - 1, channels);
-    }
+static inline void find_input_row(const Tile& tile, int64_t row, int64_t channels, Pixel* pixels) {
+    for (int column = 0; column < 4; column++) pixels[column] = find_pixel(tile.level->input, tile, row - 1, column - 1, channels);
 }
 
+// 32 values of each pixel, zero outside of the map.
 WITH_BF16 static inline void load_row(const Pixel* pixels, int columns, int64_t channel, __mmask32 lanes, __m512i* d) {
-    for (int column = 0; column < columns; column++) d[column] = load(pixels[column], channel, lanes);
+    for (int column = 0; column < columns; column++) {
+        d[column] = _mm512_maskz_loadu_epi16(lanes & pixels[column].inside, pixels[column].values + channel);
+    }
 }
 
 // Row `place` of Bᵀ d, times B, of every second channel; of d [4][4] only the two rows that it takes are read.
@@ -151,12 +140,12 @@ WITH_BF16 static inline void transform_gradient_row(const __m512i (*pixels)[4], 
     z[3] = _mm512_sub_ps(zero, d[1]);
 }
 
-// Aᵀ M A of a tile, plus the bias, rounded: `sums` [16, TILES, width] from `channel` on.
+// Aᵀ M A of a tile, plus the bias, rounded: `sums` [16, TILES, width] from `channel` on. Zero where the gate is closed.
 WITH_BF16 static void write_outputs(
     const Tile& tile, const float* sums, int64_t width, int64_t channel, int64_t count, int64_t channels,
     const float* bias, bool relu) {
     const Level& level = *tile.level;
-    Bfloat16* image = level.output + tile.image * level.height * level.width * channels;
+    const int64_t image = tile.image * level.height;
     for (int64_t first = 0; first < count; first += 16) {
         const __mmask16 lanes = first_lanes(count - first);
         __m512 half[2][4];
@@ -178,8 +167,13 @@ WITH_BF16 static void write_outputs(
                 // The comparison keeps NaN, as torch's ReLU does.
                 const __mmask16 negative = relu ? _mm512_cmp_ps_mask(pixels[column], _mm512_setzero_ps(), _CMP_LT_OQ) : 0;
                 const __m512 clamped = _mm512_mask_blend_ps(negative, pixels[column], _mm512_setzero_ps());
-                _mm256_mask_storeu_epi16(
-                    image + (y * level.width + x) * channels + channel + first, lanes, rounded(clamped));
+                const int64_t place = ((image + y) * level.width + x) * channels + channel + first;
+                __m256i values = rounded(clamped);
+                if (level.gate) {
+                    const __m512i gates = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, level.gate + place));
+                    values = _mm256_maskz_mov_epi16(static_cast<__mmask16>(open_lanes(gates)), values);
+                }
+                _mm256_mask_storeu_epi16(level.output + place, lanes, values);
             }
         }
     }
@@ -207,13 +201,13 @@ WITH_BF16 static void fill_rows(
             const Tile& later = tiles[t + AHEAD];
             // The left half is the right one of the tile before.
             for (int row = 0; row < 4; row++) {
-                for (int column : {2, 3}) fetch(find_pixel(later.level->input, later.level->gate, later, row - 1, column - 1, channels), channel, count);
+                for (int column : {2, 3}) fetch(find_pixel(later.level->input, later, row - 1, column - 1, channels), channel, count);
             }
         }
         if (t < tile_count) {
-            for (int row = 0; row < 4; row++) find_input_row(tiles[t], tiles[t].level->gate, row, channels, pixels[row]);
+            for (int row = 0; row < 4; row++) find_input_row(tiles[t], row, channels, pixels[row]);
         } else {
-            std::fill(pixels[0], pixels[4], Pixel{tiles[0].level->input, nullptr, 0});
+            std::fill(pixels[0], pixels[4], Pixel{tiles[0].level->input, 0});
         }
         Bfloat16* row = rows + t * SUM_BLOCK;
         for (int64_t first = 0; first < count; first += 32, row += 32) {
@@ -298,7 +292,10 @@ WITH_BF16 static void convolve_block(
         for (int64_t t = 0; t < tiles; t++) {
             if (t + AHEAD < tiles) {
                 const Tile& later = listed[t + AHEAD];
-                for (int pixel = 0; pixel < 4; pixel++) fetch(find_pixel(later.level->output, nullptr, later, pixel / 2, pixel % 2, outputs), output, count);
+                const Bfloat16* maps[] = {later.level->output, later.level->gate};
+                for (const Bfloat16* map : maps) {
+                    for (int pixel = 0; map && pixel < 4; pixel++) fetch(find_pixel(map, later, pixel / 2, pixel % 2, outputs), output, count);
+                }
             }
             write_outputs(listed[t], sums + t * width, width, output, count, outputs, bias, relu);
         }
@@ -317,19 +314,18 @@ WITH_BF16 static inline __attribute__((always_inline)) void over_pixels(const Ti
         for (int column = 0; column < 2; column++) {
             const int y = of_gradient ? row : (row == 0 ? FIRST_ROW : SECOND_ROW)[place] - 1;
             const Level& level = *tile.level;
-            work(find_pixel(of_gradient ? level.output : level.input, of_gradient ? level.gate : nullptr, tile, y, column, channels));
+            work(find_pixel(of_gradient ? level.output : level.input, tile, y, column, channels));
         }
     }
 }
 
-// Lists the pixels that `count` tiles are made of, and those of their gate, for prefetching; returns their number.
+// Lists the pixels that `count` tiles are made of, for prefetching; returns their number.
 template <bool of_gradient, int place>
 WITH_BF16 static int64_t list_pixels(Tile tile, int64_t count, int64_t channels, const Bfloat16** pixels) {
     const Bfloat16** to = pixels;
     for (int64_t t = 0; t < count; t++, tile = next_tile(tile)) {
         over_pixels<of_gradient, place>(tile, channels, [&](const Pixel& pixel) {
             if (pixel.inside) *to++ = pixel.values;
-            if (pixel.gate) *to++ = pixel.gate;
         });
     }
     return to - pixels;
@@ -354,12 +350,12 @@ WITH_BF16 static void fill_panels(
             const Tile& tile = tiles[present ? t + which : t];
             if (of_gradient) {
                 for (int row = 0; row < 2; row++) {
-                    for (int column = 0; column < 2; column++) pixels[which][row][column] = find_pixel(tile.level->output, tile.level->gate, tile, row, column, channels);
+                    for (int column = 0; column < 2; column++) pixels[which][row][column] = find_pixel(tile.level->output, tile, row, column, channels);
                 }
             } else {
-                for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) find_input_row(tile, nullptr, row, channels, pixels[which][row]);
+                for (int row : {FIRST_ROW[place], SECOND_ROW[place]}) find_input_row(tile, row, channels, pixels[which][row]);
             }
-            if (!present) for (auto& row : pixels[which]) for (Pixel& pixel : row) pixel.inside = 0, pixel.gate = nullptr;
+            if (!present) for (auto& row : pixels[which]) for (Pixel& pixel : row) pixel.inside = 0;
         }
         for (int64_t later = t + AHEAD; later < std::min(count, t + AHEAD + 2); later++) {
             over_pixels<of_gradient, place>(tiles[later], channels, [&](const Pixel& pixel) WITH_BF16 __attribute__((always_inline)) {
@@ -446,7 +442,7 @@ WITH_BF16 static void sum_gradient(
     Bfloat16* of_inputs = scratch;
     Bfloat16* of_gradients = scratch + 4 * position_values(input_panels);
     Tile tiles[GRADIENT_TILES];
-    const Bfloat16 *input_pixels[4 * GRADIENT_TILES], *gradient_pixels[8 * GRADIENT_TILES];
+    const Bfloat16 *input_pixels[4 * GRADIENT_TILES], *gradient_pixels[4 * GRADIENT_TILES];
     const int64_t calls = 4 * gradient_panels * input_panels * (PANEL_COLUMNS / GRADIENT_ROWS);
     for (int64_t first = first_tile; first < end; first += GRADIENT_TILES) {
         const int64_t taken = std::min(GRADIENT_TILES, end - first);

@@ -227,9 +227,8 @@ def layer_results(kernels: LayerKernels, byte: int) -> list[Tensor | None]:
     with new_memory(byte):
         if kernels.forward is Kernel.WINOGRAD:
             maps = convolve_levels(levels, weight, bias, relu=True)
-            gates = [between(gate, byte) for gate in maps]
-            back = convolve_levels(gradients, weight, gates=gates, backward=True)
-            return [*maps, *back, *weight_gradient(levels, gradients, gates)]
+            back = convolve_levels(gradients, weight, gates=levels, backward=True)
+            return [*maps, *back, *weight_gradient(levels, gradients)]
         ready, kept = prepare_weight(weight, scale, kernels, torch.bfloat16, for_gradients=True)
         values = between(ready if isinstance(ready, Tensor) else ready.values, byte)
         ready = values if isinstance(ready, Tensor) else ready._replace(values=values)

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from common.machine import cpu_flags
 from common.native import usable_instruction_sets
-from retinanet.engine import winograd
 from retinanet.engine.grouped_convolution import grouped_input_gradient
 from retinanet.engine.norm_relu import MASKED_SUM, add_relu_, masked_sum_
 from retinanet.engine.tile_convolution import Tiles, pack_weight, pointwise_convolve, tile_convolve
-from tests.retinanet.engine.kernels import assert_equal
+from retinanet.engine.winograd import convolve_levels
 
 BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32)
 CHANNELS, SIDE = 64, 32
@@ -56,7 +55,14 @@ def grouped_of_stride_2(gates: Sequence[Tensor], gradient: Tensor, tiles: Tiles)
     return grouped(gates, gradient, tiles, stride=2)
 
 
-@pytest.mark.parametrize("kernel", [dense, pointwise, grouped, grouped_of_stride_2])
+def by_winograd(gates: Sequence[Tensor], gradient: Tensor, _tiles: Tiles) -> Tensor:
+    if "avx512_bf16" not in cpu_flags():
+        pytest.skip("the processor has no AVX-512 BF16")
+    maps = gradient.contiguous(memory_format=torch.channels_last)
+    return convolve_levels([maps], weight_of(3).float(), gates=gates, backward=True)[0]
+
+
+@pytest.mark.parametrize("kernel", [dense, pointwise, grouped, grouped_of_stride_2, by_winograd])
 def test_input_gradients(tiles: Tiles, kernel: Callable[..., Tensor]) -> None:
     results = []
     for gates in ([], [GATE]):
@@ -65,22 +71,6 @@ def test_input_gradients(tiles: Tiles, kernel: Callable[..., Tensor]) -> None:
     ungated, gated = results
     assert ungated.all()
     assert torch.equal(gated, gated_by_torch(ungated, GATE))
-
-
-@pytest.mark.skipif("avx512_bf16" not in cpu_flags(), reason="the processor has no AVX-512 BF16")
-def test_winograd() -> None:
-    torch.manual_seed(0)
-    gradient, weight = torch.rand(GATE.shape).bfloat16() + 0.5, weight_of(3).float()
-    gradient = gradient.contiguous(memory_format=torch.channels_last)
-    masked = gated_by_torch(gradient, GATE)
-    results = [
-        [
-            *winograd.convolve_levels([given], weight, gates=gates, backward=True),
-            *winograd.weight_gradient([gradient], [given], gates),
-        ]
-        for given, gates in ((gradient, [GATE]), (masked, []))
-    ]
-    assert_equal(*results)
 
 
 @pytest.mark.parametrize("instruction_set", usable_instruction_sets())

@@ -38,26 +38,26 @@ def test_outputs_and_gradients_are_the_convolutions(
     weight = torch.randn(out_channels, in_channels, 3, 3, generator=generator) / in_channels**0.5
     bias = torch.randn(out_channels, generator=generator)
     levels = make_levels(sizes, images=2, channels=in_channels)
+    if relu:
+        levels = [level.relu() for level in levels]
     # Sums of few terms may cancel to nearly nothing, beside which rounding is large.
     allowed = (2 if in_channels > 2 else 6) * ROUNDING
     for tensor in (weight, bias, *levels):
         tensor.requires_grad_()
-    outputs = winograd_convolve(levels, weight, bias, relu=relu)
+    outputs = winograd_convolve(levels, weight, bias, relu=relu, gated=relu)
     expected = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in levels]
     given = [torch.randn(y.shape, generator=generator).bfloat16() for y in outputs]
-    # The reference's ReLU opens where ours does: near zero rounding decides.
-    gates = [(y > 0) if relu else torch.ones_like(y, dtype=torch.bool) for y in outputs]
-    for output, reference, gate in zip(outputs, expected, gates, strict=True):
+    for output, reference in zip(outputs, expected, strict=True):
         assert output.dtype == torch.bfloat16
         assert output.is_contiguous(memory_format=torch.channels_last)
-        assert distance(output, reference * gate) < allowed
+        # The reference's ReLU opens where ours does: near zero rounding decides.
+        assert distance(output, reference * (output > 0 if relu else 1)) < allowed
     sources = [weight, bias, *levels]
     gradients = torch.autograd.grad(outputs, sources, given)
-    gated = [g.double() * gate for g, gate in zip(given, gates, strict=True)]
-    for value, reference in zip(
-        gradients, torch.autograd.grad(expected, sources, gated), strict=True
-    ):
-        assert distance(value, reference.double()) < allowed
+    references = torch.autograd.grad(expected, sources, [each.double() for each in given])
+    for source, value, reference in zip(sources, gradients, references, strict=True):
+        is_gated = relu and source.dtype == torch.bfloat16
+        assert distance(value, reference.double() * (source > 0 if is_gated else 1)) < allowed
 
 
 @needs_bf16
@@ -125,7 +125,6 @@ def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
         winograd.weight_gradient(
             [winograd.channels_last(level) for level in maps],
             [winograd.channels_last(level) for level in given],
-            [],
         )[0]
         for _ in range(2)
     )
