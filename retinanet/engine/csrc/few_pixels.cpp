@@ -59,30 +59,34 @@ struct Places {
 // taps have a source; pixels that have the same ones follow each other, so that others can be left out.
 static Places find_places(const Maps* levels, int64_t level_count, const Shape& shape, bool backward) {
     const int64_t channels = count_channels(shape, backward), result_channels = backward ? shape.inputs : shape.outputs;
-    Places places{std::vector<Bfloat16>(channels), {}, {}};
-    places.sources.reserve(count_pixels(levels, level_count) * shape.taps());
-    const int64_t around = shape.kernel / 2, phases = backward ? shape.stride : 1;
+    const int64_t pixels = count_pixels(levels, level_count);
+    Places places{std::vector<Bfloat16>(channels), std::vector<const Bfloat16*>(pixels * shape.taps()), std::vector<int64_t>(pixels)};
+    const int64_t kernel = shape.kernel, stride = shape.stride, around = kernel / 2, phases = backward ? stride : 1;
+    const Bfloat16** source = places.sources.data();
+    int64_t* result = places.results.data();
     const auto along = [&](int64_t at, int64_t tap, int64_t size) -> int64_t {
-        if (!backward) at = at * shape.stride + tap - around;
-        else if ((at += around - tap) % shape.stride != 0) return -1;
-        else at /= shape.stride;
+        if (!backward) at = at * stride + tap - around;
+        else if ((at += around - tap) % stride != 0) return -1;
+        else at /= stride;
         return at < size ? at : -1;
     };
-    const auto add_pixel = [&](const Maps& maps, int64_t row, int64_t x) {
-        const Bfloat16* image = maps.source + row / maps.height * maps.source_height * maps.source_width * channels;
-        for (int64_t tap = 0; tap < shape.taps(); tap++) {
-            const int64_t from_y = along(row % maps.height, tap / shape.kernel, maps.source_height);
-            const int64_t from_x = along(x, tap % shape.kernel, maps.source_width);
-            const bool is_there = from_y >= 0 && from_x >= 0;
-            places.sources.push_back(is_there ? image + (from_y * maps.source_width + from_x) * channels : places.zeros.data());
+    const auto add_pixel = [&](const Maps& maps, int64_t image, int64_t y, int64_t x) {
+        for (int64_t tap_y = 0; tap_y < kernel; tap_y++) {
+            const int64_t from_y = along(y, tap_y, maps.source_height);
+            const int64_t row = (image * maps.source_height + from_y) * maps.source_width;
+            for (int64_t tap_x = 0; tap_x < kernel; tap_x++) {
+                const int64_t from_x = along(x, tap_x, maps.source_width);
+                *source++ = from_y >= 0 && from_x >= 0 ? maps.source + (row + from_x) * channels : places.zeros.data();
+            }
         }
-        places.results.push_back((row * maps.width + x) * result_channels);
+        *result++ = ((image * maps.height + y) * maps.width + x) * result_channels;
     };
     for (const Maps* maps = levels; maps < levels + level_count; maps++) {
         for (int64_t phase = 0; phase < phases * phases; phase++) {
-            for (int64_t row = 0; row < maps->images * maps->height; row++) {
-                if (row % maps->height % phases != phase / phases) continue;
-                for (int64_t x = phase % phases; x < maps->width; x += phases) add_pixel(*maps, row, x);
+            for (int64_t image = 0; image < maps->images; image++) {
+                for (int64_t y = phase / phases; y < maps->height; y += phases) {
+                    for (int64_t x = phase % phases; x < maps->width; x += phases) add_pixel(*maps, image, y, x);
+                }
             }
         }
     }
