@@ -223,9 +223,11 @@ def is_one_block(tensor: Tensor) -> bool:
 
 def have_same_layout(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors of one shape have the same strides."""
-    strides = zip(first.shape, first.stride(), second.stride(), strict=True)
+    of_first, of_second = first.stride(), second.stride()
     # The stride of a dimension of size 1 is never used, and torch may set it to any value.
-    return first.stride() == second.stride() or all(size == 1 or a == b for size, a, b in strides)
+    return of_first == of_second or all(
+        size == 1 or a == b for size, a, b in zip(first.shape, of_first, of_second, strict=True)
+    )
 
 
 def match_memory_format(parameter: Tensor, tensor: Tensor) -> Tensor:
