@@ -247,6 +247,7 @@ class JobMonitor:
 
     def _kill(self, reason: str) -> None:
         write_line(f"error: {reason}; mpirun was killed")
+        self._process.send_signal(signal.SIGSTOP)  # or MPICH's would complain about the others' end
         # Open MPI's remote shells have groups of their own, and would keep our output open.
         for below in [*process_tree(self._process.pid)][1:]:
             with suppress(ProcessLookupError):
