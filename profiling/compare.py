@@ -26,7 +26,7 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
-from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
+from profiling.onednn_log.log import OneDnnLog, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 from profiling.sums import grouped
 
@@ -90,7 +90,7 @@ def run_compare(options: CompareOptions) -> int:
     outputs.require_free("comparison.csv", *charts.chart_names("comparison"))
     paths = (options.first, options.second)
     names = choose_names(options.names, *paths)
-    logs = [read_with_progress(log_files(path), console) for path in paths]
+    logs = [read_with_progress([path], console) for path in paths]
     sides = map(Side, names, logs)
     with_types = not options.ignore_types
     comparison = compare(*sides, with_types=with_types, by_fastest=options.fastest)

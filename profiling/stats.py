@@ -68,9 +68,7 @@ CHARTS = ("distribution", "roofline")
 class StatsOptions:
     """The options of `retinanet profile stats`."""
 
-    logs: list[Path] = argument(
-        f"{onednn_logs.LOGS_HELP}; or a folder of logs", nargs="+", metavar="LOG"
-    )
+    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
     peaks: str = peaks_option()
     top: int = option("problems to print", default=10, parse=positive, metavar="N")
     outputs: Outputs = included(Outputs)
@@ -85,8 +83,7 @@ def run_stats(options: StatsOptions) -> int:
     console, out = make_console(), options.outputs.out
     options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
-    files = [file for path in options.logs for file in onednn_logs.log_files(path)]
-    log = onednn_logs.read_with_progress(files, console, needs_executions=out is not None)
+    log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     calls = log.calls()
     rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)

@@ -483,7 +483,7 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
         yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
-LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
+LOGS_HELP = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
 
 
 def log_files(path: Path) -> list[Path]:
@@ -503,8 +503,9 @@ def log_files(path: Path) -> list[Path]:
 def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
-    """Read logs as `read_logs` does, with a progress bar for large ones; same errors."""
-    total = sum(log.stat().st_size for log in logs if log.is_file())
+    """Read logs and folders of logs, each file once, with a progress bar for large ones."""
+    files = list(dict.fromkeys(file for log in logs for file in log_files(log)))
+    total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:
 
@@ -513,7 +514,7 @@ def read_with_progress(
             done += size
             show(min(done, total), "")
 
-        return read_logs(logs, advance=advance, needs_executions=needs_executions)
+        return read_logs(files, advance=advance, needs_executions=needs_executions)
 
 
 def describe_log(console: Console, log: OneDnnLog) -> None:
