@@ -252,17 +252,18 @@ def print_causes(
 
 def print_phases(console: Console, log: OneDnnLog) -> None:
     """Print wall-clock time of a step's phases beside oneDNN's in it, where the log has marks."""
-    phases = list(dict.fromkeys(where.phase for where in log.phase_ms if where.phase))
-    steps = {where.whole_step for where in log.phase_ms}
-    if not phases or not steps:
+    steps = log.step_ms
+    walls = {where: ms for where, ms in log.phase_ms.items() if where.whole_step in steps}
+    phases = list(dict.fromkeys(where.phase for where in walls if where.phase))
+    if not phases:
         return
     rows = []
     for phase in (*phases, None):  # None: whole steps
-        wall = sum(ms for where, ms in log.phase_ms.items() if where.phase == phase) / len(steps)
+        wall = sum(ms for where, ms in walls.items() if where.phase == phase) / len(steps)
         inside = sum(
             calls.total_ms / len(steps)
             for where, problems in log.executions.items()
-            if where.step is not None and phase in (None, where.phase)
+            if where.whole_step in steps and phase in (None, where.phase)
             for calls in problems.values()
         )
         rows.append((phase or "whole step", wall, inside, wall - inside))

@@ -101,7 +101,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
         return lines
 
     first = write_log(tmp_path / "a.log", *marked(2))
-    second = write_log(tmp_path / "b.log", *marked(5))
+    second = write_log(tmp_path / "b.log", *marked(6)[:-1], FORWARD)  # the last is incomplete
     comparison = compare_logs(first, second)
     (pair,) = comparison.pairs
     assert (pair.first.calls, pair.second.calls, pair.second.ms) == (1, 1, 0.25)
