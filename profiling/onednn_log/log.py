@@ -294,7 +294,7 @@ class _Reader:
             self.not_understood("", f"the gzip file is damaged from here on: {error}")
         self.log.lines += self.number
         after = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
-        if not self.executed and (needs_executions or after == before):
+        if not self.executed and (needs_executions or (after == before and not self.where)):
             raise InputError(f"{self.name}: {self.why_without_executions(is_text=is_text)}")
 
     def line(self, line: str) -> None:

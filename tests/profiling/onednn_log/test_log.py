@@ -120,6 +120,8 @@ def test_log_without_executions_has_remarks(tmp_path: Path) -> None:
     assert read_logs([file], needs_executions=False).dispatches == {"unsupported isa": 1}
     with pytest.raises(InputError, match="no execution"):
         read_logs([file])
+    steps = write_log(tmp_path / "steps.log", mark_line(Mark(1.0, True, 2, None)).strip())
+    assert read_logs([steps], needs_executions=False).executions == {}  # as `capture` writes it
     header = write_log(tmp_path / "header.log", UNLIKE_OTHERS[0])
     with pytest.raises(InputError, match="no execution"):
         read_logs([file, header], needs_executions=False)
