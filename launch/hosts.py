@@ -67,7 +67,7 @@ def expand_bracket(content: str, text: str) -> list[str]:
 
 def split_list(text: str) -> list[str]:
     """Return the items between commas that are not within brackets."""
-    items = [item.strip() for item in re.split(r",(?![^\[]*\])", text)]
+    items = [item.strip() for item in re.findall(r"((?:\[[^\[\]]*\]|[^,])*),", f"{text},")]
     if not all(items):
         raise InputError(f"hosts {text!r}: a name is missing; expected a list such as a,b")
     return items

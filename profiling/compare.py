@@ -26,7 +26,8 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
-from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
+from profiling.efficiency import marked_steps
+from profiling.onednn_log.log import OneDnnLog, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 from profiling.sums import grouped
 
@@ -90,7 +91,7 @@ def run_compare(options: CompareOptions) -> int:
     outputs.require_free("comparison.csv", *charts.chart_names("comparison"))
     paths = (options.first, options.second)
     names = choose_names(options.names, *paths)
-    logs = [read_with_progress(log_files(path), console) for path in paths]
+    logs = [read_with_progress([path], console) for path in paths]
     sides = map(Side, names, logs)
     with_types = not options.ignore_types
     comparison = compare(*sides, with_types=with_types, by_fastest=options.fastest)
@@ -281,13 +282,13 @@ def compare(
     other. None: where both logs mark their steps. `by_fastest`: a problem's time is that of its
     fastest call, times its calls.
     """
-    steps = [count_steps(side.log) for side in (first, second)]
-    is_by_step = all(steps) if by_step is None else by_step
+    steps = [marked_steps(side.log) for side in (first, second)]
+    is_by_step = all(each.whole for each in steps) if by_step is None else by_step
     matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
         # Steps of all ranks: the result is the mean step of a rank.
-        divisor = steps[place] if is_by_step else 1
-        executions = side.log.calls(lambda where: where.step is not None or not is_by_step)
+        divisor = len(steps[place].whole) if is_by_step else 1
+        executions = side.log.calls(steps[place].holds) if is_by_step else side.log.calls()
         for problem, calls in executions.items():
             key = WorkKey(
                 problem.kind,
@@ -304,12 +305,6 @@ def compare(
             total.layouts[problem.layouts] = None
     pairs = list(matched.values())
     return Comparison(first, second, pairs, is_by_step=is_by_step, is_by_fastest=by_fastest)
-
-
-def count_steps(log: OneDnnLog) -> int:
-    """Return how many marked steps have calls, or have begun."""
-    places = {where.whole_step for where in log.executions if where.step is not None}
-    return max(len(places), log.steps_begun.total()) if places else 0
 
 
 def sum_by_kind(pairs: Sequence[Pair]) -> list[Pair]:

@@ -68,9 +68,7 @@ CHARTS = ("distribution", "roofline")
 class StatsOptions:
     """The options of `retinanet profile stats`."""
 
-    logs: list[Path] = argument(
-        f"{onednn_logs.LOGS_HELP}; or a folder of logs", nargs="+", metavar="LOG"
-    )
+    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
     peaks: str = peaks_option()
     top: int = option("problems to print", default=10, parse=positive, metavar="N")
     outputs: Outputs = included(Outputs)
@@ -85,8 +83,7 @@ def run_stats(options: StatsOptions) -> int:
     console, out = make_console(), options.outputs.out
     options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
-    files = [file for path in options.logs for file in onednn_logs.log_files(path)]
-    log = onednn_logs.read_with_progress(files, console, needs_executions=out is not None)
+    log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     calls = log.calls()
     rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)
@@ -255,17 +252,18 @@ def print_causes(
 
 def print_phases(console: Console, log: OneDnnLog) -> None:
     """Print wall-clock time of a step's phases beside oneDNN's in it, where the log has marks."""
-    phases = list(dict.fromkeys(where.phase for where in log.phase_ms if where.phase))
-    steps = {where.whole_step for where in log.phase_ms}
-    if not phases or not steps:
+    steps = log.step_ms
+    walls = {where: ms for where, ms in log.phase_ms.items() if where.whole_step in steps}
+    phases = list(dict.fromkeys(where.phase for where in walls if where.phase))
+    if not phases:
         return
     rows = []
     for phase in (*phases, None):  # None: whole steps
-        wall = sum(ms for where, ms in log.phase_ms.items() if where.phase == phase) / len(steps)
+        wall = sum(ms for where, ms in walls.items() if where.phase == phase) / len(steps)
         inside = sum(
             calls.total_ms / len(steps)
             for where, problems in log.executions.items()
-            if where.step is not None and phase in (None, where.phase)
+            if where.whole_step in steps and phase in (None, where.phase)
             for calls in problems.values()
         )
         rows.append((phase or "whole step", wall, inside, wall - inside))

@@ -12,7 +12,7 @@ from PIL import Image
 from common.charts import Column, Table, markdown_table, text_column
 from common.console import make_console
 from common.errors import FINISHED, InputError
-from common.files import require_free_outputs, write_atomically
+from common.files import require_free, write_atomically
 from common.options import included, option, overwrite_option
 from common.page import (
     Block,
@@ -81,7 +81,7 @@ def make_report(options: ReportOptions) -> int:
     place = options.place
     target = options.to or place.folder
     files = [target / name for name in FILES]
-    require_free_outputs(files, overwrite=options.overwrite)
+    require_free(files, overwrite=options.overwrite, advice="give --overwrite or another --to")
     study = read_study(read_all(), place, options.again or place.folder / SECOND)
     if not any(row.result for row in study):
         command = Place(quick=place.quick).command("run")

@@ -255,7 +255,10 @@ def bench_leaderboard(options: LeaderboardOptions) -> int:
     for table in tables:
         console.print(table.for_console())
     if options.page is not None:
-        text = read_text(options.page)
+        try:
+            text = read_text(options.page)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{options.page}: cannot be read as text: {error}") from error
         before, begin, rest = text.partition(BEGIN)
         _, end, after = rest.partition(END)
         if not (begin and end):

@@ -25,6 +25,7 @@ from rich.console import Console
 from common.cli import add_command, command_to_run, installed_command
 from common.console import make_console, print_summary
 from common.errors import BAD_INPUT, InputError
+from common.files import or_refused
 from common.native import NoCompilerError, find_compiler
 from common.options import argument, option, overwrite_option
 from profiling.causes import attributed_share
@@ -104,7 +105,8 @@ def capture(options: CaptureOptions) -> int:
             raise InputError(f"{old[0]}: exists; give --overwrite or another --out")
         for log in old:
             log.unlink()
-    out.mkdir(parents=True, exist_ok=True)
+    with or_refused(out):
+        out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="profilednn-") as libraries:
         settings = {
             "folder": str(out.resolve()),

@@ -233,14 +233,17 @@ def read_logs(
 
 
 def number_ranks(log: OneDnnLog) -> None:
-    """Give the numbers before `: ` their place: they are ranks if 0 is among them, else tests'."""
-    numbered = [where for where in log.executions if (where.rank or 0) < 0]
-    are_ranks = any(where.rank == -1 for where in numbered)
+    """Give numbers before `: ` their place: ranks if 0 or a marked step has one, else tests'."""
+    places = dict.fromkeys((*log.executions, *log.phase_ms))
+    numbered = [where for where in places if (where.rank or 0) < 0]
+    are_ranks = any(where.rank == -1 or where.step is not None for where in numbered)
     for where in numbered:
-        rank = -1 - (where.rank or 0) if are_ranks else None
-        problems = log.executions.setdefault(where._replace(rank=rank), {})
-        for problem, calls in log.executions.pop(where).items():
+        place = where._replace(rank=-1 - (where.rank or 0) if are_ranks else None)
+        problems = log.executions.setdefault(place, {})
+        for problem, calls in log.executions.pop(where, {}).items():
             problems.setdefault(problem, Calls()).merge(calls)
+        if where in log.phase_ms:
+            log.phase_ms[place] = log.phase_ms.pop(where)
 
 
 class _Reader:
@@ -291,7 +294,7 @@ class _Reader:
             self.not_understood("", f"the gzip file is damaged from here on: {error}")
         self.log.lines += self.number
         after = (log.creation_states.total(), log.dispatches.total(), log.messages.total())
-        if not self.executed and (needs_executions or after == before):
+        if not self.executed and (needs_executions or (after == before and not self.where)):
             raise InputError(f"{self.name}: {self.why_without_executions(is_text=is_text)}")
 
     def line(self, line: str) -> None:
@@ -302,14 +305,18 @@ class _Reader:
         elif "_verbose," in line:
             # Ranks that write to one pipe can merge two lines, or a line with other output.
             starts = [match.start() for match in parse.MARKER.finditer(line)]
-            prefix = RANK.match(line[: starts[0]]) if starts else None
-            rank = self.rank
-            if prefix:  # negative until `number_ranks`
-                rank = int(prefix[1]) if prefix[1] else -1 - int(prefix[2])
+            rank = self.rank_in(line[: starts[0]]) if starts else None
             for start, end in pairwise([*starts, len(line)]):  # none, if another program's
                 self.onednn_line(line[start:end], rank)
-        elif line.startswith("profilednn_"):
-            self.profilednn_line(line.rstrip())
+        elif "profilednn_" in line:
+            before, name, text = line.rstrip().partition("profilednn_")
+            self.profilednn_line(name + text, self.rank_in(before))
+
+    def rank_in(self, before: str) -> int | None:
+        """Return the rank in what stands before a line, negative until `number_ranks`."""
+        if not (prefix := RANK.match(before)):
+            return self.rank
+        return int(prefix[1]) if prefix[1] else -1 - int(prefix[2])
 
     def onednn_line(self, line: str, rank: int | None) -> None:
         self.log.onednn_lines += 1
@@ -386,37 +393,36 @@ class _Reader:
             known = self.log.skipped.setdefault(work_of(problem), {})
             known.update(dict.fromkeys([*before, *reasons]))
 
-    def profilednn_line(self, line: str) -> None:
+    def profilednn_line(self, line: str, rank: int | None) -> None:
         try:
             if line.startswith(parse.FACTS):
                 facts = parse.parse_facts(line[len(parse.FACTS) :])
-                rank = facts.get("rank")
-                self.rank = rank if isinstance(rank, int) else None
+                self.rank = facts["rank"] if isinstance(facts.get("rank"), int) else None
                 self.log.facts.append(facts)
             elif line.startswith(parse.OPERATOR):
                 self.operator = parse.parse_operator(line[len(parse.OPERATOR) :])
                 self.pending.clear()  # primitives are created and executed within an operator
             elif line.startswith(parse.MARK):
-                self.add_mark(parse.parse_mark(line[len(parse.MARK) :]))
+                self.add_mark(parse.parse_mark(line[len(parse.MARK) :]), rank)
         except ValueError as error:
             self.not_understood(line, f"invalid line of ProfileDNN: {error}")
 
-    def add_mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: Mark, rank: int | None) -> None:
         begun = self.log.steps_begun
         if mark.is_begin and mark.phase is None:
-            begun[self.rank, mark.step] += 1
+            begun[rank, mark.step] += 1
         # Without a begin, the log was cut at its front.
-        run = max(0, begun[self.rank, mark.step] - 1)
-        place = LogPosition(self.rank, mark.step, mark.phase, run)
+        run = max(0, begun[rank, mark.step] - 1)
+        place = LogPosition(rank, mark.step, mark.phase, run)
         if mark.is_begin:
             self.begun[place] = mark.milliseconds
-            self.where[self.rank] = place
+            self.where[rank] = place
             return
         if (start := self.begun.pop(place, None)) is not None:
             passed = mark.milliseconds - start
             self.log.phase_ms[place] = self.log.phase_ms.get(place, 0.0) + passed
         # After a phase its step goes on; after a step nothing is open.
-        self.where[self.rank] = place.whole_step if mark.phase else LogPosition(self.rank)
+        self.where[rank] = place.whole_step if mark.phase else LogPosition(rank)
 
     def not_understood(self, line: str, why: str) -> None:
         self.log.not_understood_count += 1
@@ -483,7 +489,7 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
         yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
-LOGS_HELP = "log written under ONEDNN_VERBOSE=1, plain or .gz; -: standard input"
+LOGS_HELP = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
 
 
 def log_files(path: Path) -> list[Path]:
@@ -503,8 +509,9 @@ def log_files(path: Path) -> list[Path]:
 def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
-    """Read logs as `read_logs` does, with a progress bar for large ones; same errors."""
-    total = sum(log.stat().st_size for log in logs if log.is_file())
+    """Read logs and folders of logs, each file once, with a progress bar for large ones."""
+    files = list(dict.fromkeys(file for log in logs for file in log_files(log)))
+    total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:
 
@@ -513,7 +520,7 @@ def read_with_progress(
             done += size
             show(min(done, total), "")
 
-        return read_logs(logs, advance=advance, needs_executions=needs_executions)
+        return read_logs(files, advance=advance, needs_executions=needs_executions)
 
 
 def describe_log(console: Console, log: OneDnnLog) -> None:

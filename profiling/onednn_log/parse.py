@@ -173,10 +173,11 @@ def parse_problem(component: str, fields: list[str]) -> Problem:
     # From 3.5 to 3.8 attention has a field for each tensor, so the number of fields varies.
     if fields[1:2] == ["sdpa"] and any(OLD_QUERY.fullmatch(field) for field in fields):
         return attention_problem(fields)
-    if len(fields) == FIELDS - 1:  # 1.0 and 1.1 have no attributes
+    # 1.0 and 1.1 have no attributes; without a shape, the time is the shape of a line cut in it.
+    if len(fields) == FIELDS - 1 and not re.match(r"$|[a-z]+:", fields[-1]):
         fields = [*fields[:5], "", *fields[5:]]
     if len(fields) != FIELDS:
-        raise ValueError(f"{len(fields) + 1} fields after the operation; expected 8 or 9")
+        raise ValueError(f"{len(fields) + 1} fields after the operation; expected 9")
     engine, kind, implementation, direction, memories, attributes, auxiliary, shape = fields
     # From 1.8 to 2.7 some primitives have a second interface: `softmax_v2`.
     kind = re.sub(r"_v\d$", "", kind)

@@ -101,7 +101,7 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
         return lines
 
     first = write_log(tmp_path / "a.log", *marked(2))
-    second = write_log(tmp_path / "b.log", *marked(5))
+    second = write_log(tmp_path / "b.log", *marked(6)[:-1], FORWARD)  # the last is incomplete
     comparison = compare_logs(first, second)
     (pair,) = comparison.pairs
     assert (pair.first.calls, pair.second.calls, pair.second.ms) == (1, 1, 0.25)
@@ -179,7 +179,7 @@ def test_what_makes_two_logs_hard_to_compare_is_said_first(
             "3 of 4 oneDNN",
         ),
         ([FORWARD.rsplit(",", 1)[0] + ",0"], "total > 1", "neither log has a time above 0"),
-        ([FORWARD.rsplit(",", 1)[0]], "total > 1", "the last field is not a time"),
+        ([FORWARD.rsplit(",", 1)[0]], "total > 1", "8 fields after the operation"),
     ],
 )
 def test_conditions_that_the_logs_cannot_decide(

@@ -50,7 +50,7 @@ def test_run_list_and_report(run_here: RunHere, tmp_path: Path) -> None:
     again = ("report", *options, "--again", tmp_path)
     refused = ablate(run_here, *again)
     assert refused.returncode == 2
-    assert "ablations.html: exists; give --overwrite" in refused.stderr
+    assert "ablations.html: exists; give --overwrite or another --to" in refused.stderr
     assert (tmp_path / "ablations.html").read_text() == "mine"
     report = ablate(run_here, *again, "--overwrite")
     assert report.returncode == 0, report.stderr

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,6 @@ def test_page_has_what_the_files_give(run_here: RunHere, tmp_path: Path) -> None
     page.write_text("no marks")
     line = error_line(run_leaderboard(run_here, tmp_path, CONTENT, f"--page={page}"))
     assert f"error: {page}: no lines <!-- " in line and page.read_text() == "no marks"
+    for unreadable in (tmp_path / "missing.md", tmp_path, Path(sys.executable)):
+        done = run_leaderboard(run_here, tmp_path, CONTENT, f"--page={unreadable}")
+        assert f"{unreadable}: cannot be read as text: " in error_line(done)

@@ -208,6 +208,8 @@ def test_mistakes_are_one_line(
     (tmp_path / "captured").mkdir()
     (tmp_path / "captured" / "12.log").write_text("mine", encoding="utf-8")
     assert error_of("--", "a.py").startswith("error: a.py: is not a command that can be run; write")
+    line = error_of("--out", __file__, "--", "true").strip()
+    assert line == f"error: {__file__}: cannot be written: File exists"
     assert "expected steps such as" in error_of("--steps", "4-2", "--", "true")
     assert "exists; give --overwrite" in error_of("--", "true")
     monkeypatch.setenv("CXX", "none")

@@ -84,9 +84,9 @@ def test_cautions_come_first_and_partial_replays_are_explained(
     write_json(tmp_path / "replay.json", asdict(disturbed))
     peaks = Peaks({"bf16": 1000.0}, 100.0, threads=4, cpu="a CPU", versions={}, other_cores=0.7)
     save(peaks, tmp_path / "peaks.json")
-    log, numbers = write_log(tmp_path, facts=False), tmp_path / "numbers.json"
+    folder, numbers = write_log(tmp_path, facts=False).parent, tmp_path / "numbers.json"
     files = ("--replay", tmp_path / "replay.json", "--peaks", tmp_path / "peaks.json")
-    done = run_here(main, "efficiency", log, *files, "--json", numbers)
+    done = run_here(main, "efficiency", folder, *files, "--json", numbers)
     assert done.returncode == 0, done.stderr
     before, _, after = done.stdout.partition("efficiency: ")
     cautions = [line for line in before.splitlines() if line.startswith("caution: ")]

@@ -90,6 +90,8 @@ DAMAGED = (
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,8x8,nan",
     "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,8x8,-1",
     "onednn_verbose,v1,primitive,exec,tpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,8x8,0.5",
+    "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:ab::f0,,,64",
+    "onednn_verbose,v1,primitive,exec,cpu,softmax,jit,undef,src:f32::blocked:ab::f0,,axis:1,64",
     "onednn_verbose,v9,primitive,dream,cpu,reorder,0.5",
     "onednn_verbose,v1,graph,exec,cpu,1,sdp,a,0.5",
     "onednn_verbose,",

@@ -95,6 +95,11 @@ def test_every_line_is_counted(tmp_path: Path) -> None:
 def test_prefix_of_a_rank_or_of_other_output(tmp_path: Path, prefix: str, rank: int | None) -> None:
     log = read_logs([write_log(tmp_path / "onednn.log", prefix + LINE)])
     assert list(log.executions) == [LogPosition(rank)]
+    begin, end = (mark_line(Mark(1.0, edge, 7, None)).strip() for edge in (True, False))
+    lines = (f"{prefix}{line}" for line in (begin, LINE, end))
+    log = read_logs([write_log(tmp_path / "onednn.log", *lines)])
+    places = [LogPosition(3 if prefix == "3: " else rank, 7)]  # a number with steps is a rank
+    assert list(log.executions) == list(log.step_ms) == places
 
 
 def test_numbers_before_lines_are_ranks_if_zero_is_among_them(tmp_path: Path) -> None:
@@ -115,6 +120,8 @@ def test_log_without_executions_has_remarks(tmp_path: Path) -> None:
     assert read_logs([file], needs_executions=False).dispatches == {"unsupported isa": 1}
     with pytest.raises(InputError, match="no execution"):
         read_logs([file])
+    steps = write_log(tmp_path / "steps.log", mark_line(Mark(1.0, True, 2, None)).strip())
+    assert read_logs([steps], needs_executions=False).executions == {}  # as `capture` writes it
     header = write_log(tmp_path / "header.log", UNLIKE_OTHERS[0])
     with pytest.raises(InputError, match="no execution"):
         read_logs([file, header], needs_executions=False)
