@@ -73,7 +73,7 @@ def check_space(
     if needed <= free:
         return
     text = (
-        f"{folder}: {images} images need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+        f"{folder}: {images} images need about {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are "
         f"free; free some space, {fix}"
     )
     # The estimate is a mean, so only a clear lack of space is an error.

@@ -123,8 +123,8 @@ def run_pack(options: PackOptions) -> int:
     if missing := sorted(set(names) - set(packed)):
         text = f"{counted(len(missing), 'image')} without a file left out, first {missing[0]}"
         print_line(console, f"note: {text}")
-    gigabytes = sum(tar.size for tar in tars) / 1e9
-    counts = f"{counted(len(packed), 'image')}, {counted(len(tars), 'tar')}, {gigabytes:.2f} GB"
+    megabytes = sum(tar.size for tar in tars) / 1e6
+    counts = f"{counted(len(packed), 'image')}, {counted(len(tars), 'tar')}, {megabytes:,.1f} MB"
     print_line(console, f"{counts}: {out}")
     print_line(console, f"train with data.train_images={out} (or data.validation_images)")
     return FINISHED

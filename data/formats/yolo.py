@@ -275,7 +275,7 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
             return reach.require(path)
     if present:
         raise InputError(f"{file}: {key}: {present[0]} {reach.describe_outside()}")
-    looked_for = ", ".join(dict.fromkeys(map(str, candidates)))
+    looked_for = ", ".join(dict.fromkeys(map(str, candidates))) + "; else take the line out"
     raise InputError(f"{file}: {key}: {quoted(entry)} does not exist; looked for {looked_for}")
 
 

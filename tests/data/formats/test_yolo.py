@@ -363,6 +363,7 @@ def test_labels_may_lie_beside_the_images(tmp_path: Path) -> None:
         ("train: images/train\nnames: {0: a, 00: b}\n", "names: the index 0 is there twice"),
         ("train: images/train\nnames: [a]\nnc: 2\n", "nc: is '2', but there are 1 names"),
         ("train: nowhere\nnames: [a]\n", "train: 'nowhere' does not exist; looked for"),
+        ("train: images/train\ntest: gone\nnames: [a]\n", "/gone; else take the line out"),
         ("train: 5\nnames: [a]\n", "train: expected a path"),
         ("names: [a]\n", "train: missing"),
         ("- a\n", "expected the fields names, train and val"),
