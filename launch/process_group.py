@@ -39,7 +39,7 @@ from launch.rendezvous import (
 )
 from launch.secret import VARIABLE, JobSecret, SealedStore, shared_secret
 from launch.topology import format_ranks
-from launch.waiting import ANSWER_S, LOOK_S, Wait, deadline, write_line
+from launch.waiting import ANSWER_S, BEAT_S, LOOK_S, Wait, deadline, write_line
 from launch.watchdog import Watch, launcher_process, watch_as_first, watch_as_other
 
 SILENCE_SHARE = 0.8
@@ -253,6 +253,7 @@ class ProcessGroup:
             time.sleep(ANSWER_S)
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
+            time.sleep(BEAT_S)  # rank 0 prints an error that all have, without naming a rank
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
         self.watch.fail(exit_code_for(error), text)
 

@@ -214,7 +214,7 @@ examples:
 def cpu_list(text: str) -> frozenset[int]:
     """Parse CPUs as the kernel lists them, such as 0-3,8."""
     try:
-        return parse_cpu_list(text)
+        return parse_cpu_list(text.strip() or ",")  # none at all is a list that no rank fits
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -7,6 +7,7 @@ import torch
 
 from common.wording import counted
 from data.annotations import shown_size
+from launch.rendezvous import ONE_HOST
 from launch.topology import format_cpu_list
 from retinanet.config_types import describe_split
 from retinanet.training.components import RunComponents
@@ -66,7 +67,8 @@ def describe_ranks(run: RunComponents) -> dict[str, object]:
         by = "gradients not averaged"
     by += " in bf16" if run.config.distributed.compress == "bf16" else ""
     if run.config.distributed.backend == "auto" and run.averaging.size > 1:
-        by += f" (auto: {run.group.transport.reason})"
+        is_one = run.group.is_on_one_host
+        by += f" (auto: {ONE_HOST.reason if is_one else run.group.transport.reason})"
     return {"ranks": f"{len(run.group.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
 
 

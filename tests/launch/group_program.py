@@ -45,7 +45,7 @@ def main() -> int:
 
     def only_on(rank: int, act: Callable[[], object], group: ProcessGroup) -> int:
         if group.rank == rank:
-            time.sleep(0.5)  # the others are in their exchange, or at work
+            time.sleep(0.5 if rank else 0.8)  # the others are in their exchange, or at work
             act()
         if "busy" in case:
             time.sleep(LONG)

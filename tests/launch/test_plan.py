@@ -212,11 +212,12 @@ def test_invalid_options_are_one_line(
     assert done.stdout == "" and message in error_line(done)
 
 
-@pytest.mark.parametrize("quota", ["0", "nan", "half", "-1"])
-def test_invalid_quota_is_refused(quota: str, run_here: RunHere) -> None:
-    done = run_here(main, "plan", f"--quota={quota}")
+@pytest.mark.parametrize("given", ["quota=0", "quota=nan", "quota=half", "quota=-1", "cpus="])
+def test_invalid_quota_and_no_cpus_are_refused(given: str, run_here: RunHere) -> None:
+    done = run_here(main, "plan", f"--{given}")
     assert done.returncode == 2
-    assert f"expected a number of CPUs such as 1.5, found {quota!r}" in done.stderr
+    wanted = "a number of CPUs such as 1.5" if "quota" in given else "a list such as 0-3,8"
+    assert f"expected {wanted}, found {given.partition('=')[2]!r}" in done.stderr
 
 
 def test_existing_json_file_is_not_overwritten(
