@@ -161,7 +161,8 @@ def add_option(place: Any, each: "Field[Any]", kind: Any) -> None:
     elif get_origin(kind) is Literal:
         added.setdefault("choices", get_args(kind))
     elif "type" not in added:
-        added["type"] = next((t for t in (Path, int, float) if t in alternatives), str)
+        kinds = {Path: parse_path, int: int, float: float}
+        added["type"] = next((kinds[t] for t in kinds if t in alternatives), str)
     if not is_positional:
         added |= {"dest": each.name, "required": each.default is MISSING}
     elif default is not None or ("nargs" not in added and each.default is not MISSING):
@@ -171,6 +172,13 @@ def add_option(place: Any, each: "Field[Any]", kind: Any) -> None:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else "%(default)s"
         added["help"] += f" (default: {shown})"
     place.add_argument(each.name if is_positional else option_name(each), default=default, **added)
+
+
+def parse_path(text: str) -> Path:
+    """Read a path; refuse an empty one, of an unset variable, which would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, found ''; give . for this folder")
+    return Path(text)
 
 
 def option_name(each: "Field[Any]") -> str:

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.cli import add_command
 from common.errors import FINISHED
-from common.options import argument
+from common.options import argument, parse_path
 from retinanet.__main__ import make_parser
 from retinanet.commands import Commands
 from retinanet.config_file import SHIPPED, all_settings
@@ -92,7 +92,7 @@ def completion_script(shell: str) -> str:
             if function := FUNCTIONS.get(action.dest):
                 called = {"bash": function, "zsh": function, "fish": f"({function})"}
                 action.complete = called  # type: ignore[attr-defined]
-            elif action.type is Path or action.nargs == argparse.REMAINDER:
+            elif action.type is parse_path or action.nargs == argparse.REMAINDER:
                 kind = "directory" if action.metavar == "DIR" else "file"
                 action.complete = kind  # type: ignore[attr-defined]
             if command.prog.endswith(" ablate run") and action.dest == "names":

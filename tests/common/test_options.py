@@ -83,6 +83,7 @@ def test_overrides_stand_anywhere() -> None:
     [
         (Record, "", "the following arguments are required: LOG"),
         (Record, "a --hosts x --hostfile y", "argument --hostfile: not allowed with"),
+        (Record, "a --hostfile=", "argument --hostfile: expected a path, found ''; give . for"),
         (Record, "a --layout other", "argument --layout: invalid choice: 'other'"),
         (Record, "a --batch-size 0", "argument --batch-size: expected a whole number"),
         (WithOverrides, "a.b=1", "the following arguments are required: --config"),
