@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.console import discard_output
-from common.errors import INTERRUPTED, InputError, exit_code_for, format_error
+from common.errors import INTERRUPTED, STOPPED_TOO_EARLY, InputError, exit_code_for, format_error
 from common.machine import ProcessIdentity, own_process
 from launch.compute_threads import calling_thread_on
 from launch.messages import checked_length, decode, encode
@@ -253,7 +253,10 @@ class ProcessGroup:
             time.sleep(ANSWER_S)
             text = "".join(traceback.format_exception(error))
         if not self.is_first:
-            time.sleep(BEAT_S)  # rank 0 prints an error that all have, without naming a rank
+            # Rank 0 prints an error that all have, without naming a rank. Not after a signal:
+            # launchers kill ranks half a second later, and the next Ctrl-C would end this sleep.
+            if exit_code_for(error) not in (INTERRUPTED, STOPPED_TOO_EARLY):
+                time.sleep(BEAT_S)
             text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
         self.watch.fail(exit_code_for(error), text)
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 Compare two oneDNN logs: kinds, problems, calls and times. Calls that only one side makes come
-first; this is how the paper found backward convolutions of frozen layers. If both logs have marks
-of steps (profile.onednn), mean steps are compared, otherwise whole logs. A folder's logs are read
-as one: the ranks of a run, or several runs of a program, which even out noise."""
+first; this is how the paper found backward convolutions of frozen layers. If both logs have
+complete steps (profile.onednn), their means are compared, otherwise whole logs. A folder's logs are
+read as one: the ranks of a run, or several runs of a program, which even out noise."""
 
 EPILOG = """\
 --fail-if CONDITION: exit with status 4 if the condition holds, after all output. The number is that
@@ -279,11 +279,14 @@ def compare(
     """Match the work of two sides; `with_types`: only with the same types of numbers.
 
     `by_step`: the mean step of a side is compared with the other's, else a whole log with the
-    other. None: where both logs mark their steps. `by_fastest`: a problem's time is that of its
+    other. None: where both logs have complete steps. `by_fastest`: a problem's time is that of its
     fastest call, times its calls.
     """
     steps = [marked_steps(side.log) for side in (first, second)]
-    is_by_step = all(each.whole for each in steps) if by_step is None else by_step
+    is_by_step = by_step
+    if is_by_step is None:  # by steps that have calls, or nothing would be compared
+        sides = zip(steps, (first, second), strict=True)
+        is_by_step = all(each.whole and side.log.calls(each.holds) for each, side in sides)
     matched: dict[WorkKey, Pair] = {}
     for place, side in enumerate((first, second)):
         # Steps of all ranks: the result is the mean step of a rank.
@@ -403,7 +406,7 @@ def differences(comparison: Comparison) -> Iterator[str]:
     if not comparison.is_by_step and ratio != 1 and 2 * cost > sum(costs.values()):
         yield (
             f"most problems have {ratio:.3g} times as many calls in the first log; if it is of "
-            "more or fewer passes, log equally many, or mark steps"
+            "more or fewer passes, log equally many, or mark steps (one that is cut is none)"
         )
     for log in logs:
         if log.not_understood_count:

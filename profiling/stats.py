@@ -22,7 +22,7 @@ from common import charts
 from common.charts import DARK, Bar, Column, Piece, Table, chart_files, chart_names, text_column
 from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, significant
-from common.errors import FINISHED, printable
+from common.errors import FINISHED, InputError, printable
 from common.files import csv_parts, write_atomically, write_parts
 from common.options import Outputs, argument, included, option
 from profiling.causes import MEASURES, fallback_table, operator_table, operators_in_full
@@ -84,6 +84,9 @@ def run_stats(options: StatsOptions) -> int:
     options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
     log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
+    if not log.onednn_lines:  # marks alone
+        name = onednn_logs.name_files(log.files)
+        raise InputError(f"{name}: contains no oneDNN lines; {onednn_logs.ADVICE}")
     calls = log.calls()
     rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)

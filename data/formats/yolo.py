@@ -275,7 +275,9 @@ def find_entry(file: Path, key: str, entry: str, *, root: str | None, reach: Rea
             return reach.require(path)
     if present:
         raise InputError(f"{file}: {key}: {present[0]} {reach.describe_outside()}")
-    looked_for = ", ".join(dict.fromkeys(map(str, candidates))) + "; else take the line out"
+    looked_for = ", ".join(dict.fromkeys(map(str, candidates)))
+    if SPLIT_NAMES[key] != "train":  # which must be there
+        looked_for += "; else take the line out"
     raise InputError(f"{file}: {key}: {quoted(entry)} does not exist; looked for {looked_for}")
 
 

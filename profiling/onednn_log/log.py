@@ -223,7 +223,7 @@ def read_logs(
 
     Raises:
         InputError: A file cannot be read, or has no execution of a primitive in it, nor, unless
-            `needs_executions`, creations, reasons for skipped implementations or messages.
+            `needs_executions`, creations, reasons for skipped implementations, messages or marks.
     """
     log = OneDnnLog()
     for file in files:
@@ -234,16 +234,20 @@ def read_logs(
 
 def number_ranks(log: OneDnnLog) -> None:
     """Give numbers before `: ` their place: ranks if 0 or a marked step has one, else tests'."""
-    places = dict.fromkeys((*log.executions, *log.phase_ms))
-    numbered = [where for where in places if (where.rank or 0) < 0]
+    numbered = [where for where in (*log.executions, *log.phase_ms) if (where.rank or 0) < 0]
     are_ranks = any(where.rank == -1 or where.step is not None for where in numbered)
-    for where in numbered:
-        place = where._replace(rank=-1 - (where.rank or 0) if are_ranks else None)
-        problems = log.executions.setdefault(place, {})
-        for problem, calls in log.executions.pop(where, {}).items():
-            problems.setdefault(problem, Calls()).merge(calls)
-        if where in log.phase_ms:
-            log.phase_ms[place] = log.phase_ms.pop(where)
+
+    def placed(where: LogPosition) -> LogPosition:
+        if where.rank is None or where.rank >= 0:
+            return where
+        return where._replace(rank=-1 - where.rank if are_ranks else None)
+
+    executions, log.executions = log.executions, {}
+    for where, problems in executions.items():
+        sums = log.executions.setdefault(placed(where), {})
+        for problem, calls in problems.items():
+            sums.setdefault(problem, Calls()).merge(calls)
+    log.phase_ms = {placed(where): ms for where, ms in log.phase_ms.items()}
 
 
 class _Reader:
@@ -397,7 +401,8 @@ class _Reader:
         try:
             if line.startswith(parse.FACTS):
                 facts = parse.parse_facts(line[len(parse.FACTS) :])
-                self.rank = facts["rank"] if isinstance(facts.get("rank"), int) else None
+                if rank == self.rank:  # no rank before the line
+                    self.rank = facts["rank"] if isinstance(facts.get("rank"), int) else None
                 self.log.facts.append(facts)
             elif line.startswith(parse.OPERATOR):
                 self.operator = parse.parse_operator(line[len(parse.OPERATOR) :])
@@ -510,7 +515,12 @@ def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
     """Read logs and folders of logs, each file once, with a progress bar for large ones."""
-    files = list(dict.fromkeys(file for log in logs for file in log_files(log)))
+    named = {
+        file if file == STANDARD_INPUT else file.resolve(): file
+        for log in logs
+        for file in log_files(log)
+    }
+    files = list(named.values())
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:

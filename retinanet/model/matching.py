@@ -73,7 +73,8 @@ def assign_targets(
 
     `anchors`: for each level [A_l, 4] xyxy pixels, as from `anchors_for`. `targets`: for each
     image `boxes` float32 [M, 4] xyxy pixels of the network's input and `labels` int64 [M]; M may
-    be 0. Nothing here grows with the number of classes, and only the result with the anchors.
+    be 0. Nothing here grows with the number of classes, and only the result, and a
+    copy of the anchors, with their number.
     """
     sizes = [len(level) for level in anchors]
     coordinates = torch.cat(list(anchors))

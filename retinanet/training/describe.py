@@ -67,7 +67,7 @@ def describe_ranks(run: RunComponents) -> dict[str, object]:
         by = "gradients not averaged"
     by += " in bf16" if run.config.distributed.compress == "bf16" else ""
     if run.config.distributed.backend == "auto" and run.averaging.size > 1:
-        is_one = run.group.is_on_one_host
+        is_one = run.averaging.is_on_one_host
         by += f" (auto: {ONE_HOST.reason if is_one else run.group.transport.reason})"
     return {"ranks": f"{len(run.group.hosts)} on {where}, {by}", "cores": f"rank 0: {cores}"}
 

@@ -93,11 +93,11 @@ def test_types_and_inference(tmp_path: Path) -> None:
 
 
 def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
-    def marked(steps: int) -> list[str]:
+    def marked(steps: int, call: str = FORWARD) -> list[str]:
         lines = [REORDER]  # Outside of steps
         for step in range(steps):
             begin, end = (mark_line(Mark(1.0, edge, step, None)).strip() for edge in (True, False))
-            lines += [begin, FORWARD, end]
+            lines += [begin, call, end]
         return lines
 
     first = write_log(tmp_path / "a.log", *marked(2))
@@ -109,6 +109,8 @@ def test_steps_are_compared_with_steps(tmp_path: Path) -> None:
     assert "per step" in title.get_text()
     with pytest.raises(InputError, match=r"neither log has 'reorder'"):
         compute_ratio(parse_condition("reorder > 1"), comparison)
+    empty = write_log(tmp_path / "empty.log", *marked(2, call="no call"))
+    assert not compare_logs(first, empty).is_by_step
 
 
 def runs(folder: Path, *step_ms: float, calls: str = FORWARD, slow: str = "") -> Path:

@@ -376,6 +376,7 @@ def test_faulty_description_is_one_line(tmp_path: Path, text: str, expected: str
     file.write_text(text)
     message = error_message(read, file)
     assert message.startswith(str(file)) and expected in message
+    assert "train: 'nowhere'" not in message or "take the line out" not in message
 
 
 def test_set_without_any_labels_is_refused(tmp_path: Path) -> None:
