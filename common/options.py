@@ -16,6 +16,7 @@ writes are marked, so that they are checked once, before every command's work.
 import argparse
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -155,7 +156,8 @@ def add_option(place: Any, each: "Field[Any]", kind: Any) -> None:
     added = {key: value for key, value in each.metadata[ADDED].items() if key not in own}
     is_positional = each.metadata[ADDED].get("positional", False)
     default = None if each.default is MISSING else each.default
-    alternatives = [kind, *get_args(kind)]
+    inner = get_args(kind)
+    alternatives = [kind, *inner, *chain.from_iterable(map(get_args, inner))]  # list[Path] | None
     if kind is bool:
         added["action"] = argparse.BooleanOptionalAction if default else "store_true"
     elif get_origin(kind) is Literal:

@@ -41,7 +41,7 @@ from common.console import Rate, make_console, print_line, progress
 from common.errors import FINISHED, InputError
 from common.files import in_place_when_whole, open_regular, or_refused, or_unreadable
 from common.locks import locked_folder
-from common.options import argument, flag, option, parse_path
+from common.options import argument, flag, option
 from common.outputs import check_space
 from common.walk import LeftOut, Reach, walk_files
 from common.wording import counted
@@ -70,7 +70,6 @@ class PackOptions:
     annotations: list[Path] | None = option(
         "pack the images of these annotations, COCO format (default: all images of the folder)",
         default=None,
-        parse=parse_path,
         metavar="JSON",
         nargs="+",
     )

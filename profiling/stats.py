@@ -85,8 +85,7 @@ def run_stats(options: StatsOptions) -> int:
     # Reasons for skipped implementations are worth a table's place, but give no chart.
     log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     if not log.onednn_lines:  # marks alone
-        name = onednn_logs.name_files(log.files)
-        raise InputError(f"{name}: contains no oneDNN lines; {onednn_logs.ADVICE}")
+        raise InputError(f"{onednn_logs.name_files(log.files)}: {onednn_logs.NO_LINES}")
     calls = log.calls()
     rows = sum_by_problem(calls)
     parts = sum_by_kind(rows)

@@ -23,6 +23,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
+from common.walk import identity
 from common.wording import listed
 from profiling.onednn_log import parse
 from profiling.onednn_log.parse import Mark, Meaning, Operator, milliseconds, split_head
@@ -209,6 +210,7 @@ RANK = re.compile(r"\s*\[(?:\d+,)?(\d{1,6})\](?:<std(?:out|err)>)?:?\s*$|\s*(\d{
 has its tests' numbers, from 1 on, in the place of the last (`number_ranks`)."""
 
 ADVICE = "run the program with ONEDNN_VERBOSE=1 and save its output"
+NO_LINES = f"contains no oneDNN lines; {ADVICE}"
 
 
 def read_logs(
@@ -447,7 +449,7 @@ class _Reader:
             )
         if self.log.onednn_lines > self.first_onednn_line:
             return "its oneDNN lines contain no execution; set ONEDNN_VERBOSE=1 (or profile_exec)"
-        return f"{'contains no oneDNN lines' if is_text else 'is not a text file'}; {ADVICE}"
+        return NO_LINES if is_text else f"is not a text file; {ADVICE}"
 
 
 def make_room(cache: dict[Any, Any]) -> None:
@@ -514,12 +516,12 @@ def log_files(path: Path) -> list[Path]:
 def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
-    """Read logs and folders of logs, each file once, with a progress bar for large ones."""
-    named = {
-        file if file == STANDARD_INPUT else file.resolve(): file
-        for log in logs
-        for file in log_files(log)
-    }
+    """Read logs and folders of logs, each file once, with a progress bar for large ones.
+
+    Raises:
+        InputError: A folder has no log, or see `read_logs`.
+    """
+    named = {identity(file) or file: file for log in logs for file in log_files(log)}
     files = list(named.values())
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0

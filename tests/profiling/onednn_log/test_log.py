@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from common.console import make_console
 from common.errors import InputError
 from profiling.efficiency import marked_steps
 from profiling.onednn_log.log import (
@@ -15,6 +16,7 @@ from profiling.onednn_log.log import (
     log_files,
     name_files,
     read_logs,
+    read_with_progress,
 )
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
@@ -239,6 +241,9 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
         log_files(tmp_path)
     file = write_log(tmp_path / "onednn.log", LINE)
     assert log_files(tmp_path) == log_files(file) == [file]
+    (tmp_path / "link.log").symlink_to(file)
+    log = read_with_progress([file, tmp_path, tmp_path / "." / file.name], make_console())
+    assert sum(each.count for each in log.calls().values()) == 1
     assert len(log_files(FIXTURES)) > 10
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
