@@ -8,7 +8,9 @@
 // float32; their operands are rounded to BF16 once. Maps are channels_last: [N, H, W, C]. Panels: see
 // panel_products.h.
 
+#include <numeric>
 #include <omp.h>
+#include <vector>
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include "levels.h"
@@ -50,19 +52,8 @@ static Tile find_tile(const Level* levels, int64_t index) {
     return {levels, index / (rows * columns), index / columns % rows * 2, index % columns * 2};
 }
 
-// The tile that follows; after the last one it has no meaning.
-static Tile next_tile(Tile tile) {
-    if ((tile.x += 2) < tile.level->width) return tile;
-    tile.x = 0;
-    if ((tile.y += 2) < tile.level->height) return tile;
-    tile.y = 0;
-    if (++tile.image < tile.level->images) return tile;
-    return {tile.level + 1, 0, 0, 0};
-}
-
-static void list_tiles(const Level* levels, int64_t first, int64_t count, Tile* tiles) {
-    tiles[0] = find_tile(levels, first);
-    for (int64_t t = 1; t < count; t++) tiles[t] = next_tile(tiles[t - 1]);
+static void find_tiles(const Level* levels, const int32_t* indices, int64_t count, Tile* tiles) {
+    for (int64_t t = 0; t < count; t++) tiles[t] = find_tile(levels, indices[t]);
 }
 
 WITH_BF16 static inline __m256i rounded(__m512 values) {
@@ -79,6 +70,45 @@ static inline Pixel find_pixel(const Bfloat16* map, const Tile& tile, int64_t ro
     const int64_t y = tile.y + row, x = tile.x + column, height = tile.level->height, width = tile.level->width;
     if (y < 0 || y >= height || x < 0 || x >= width) return {map, 0};
     return {map + ((tile.image * height + y) * width + x) * channels, 0xffffffff};
+}
+
+// Whether a pixel has a value other than zero, NaN included.
+static inline bool has_values(const Pixel& pixel, int64_t channels) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (int64_t channel = 0; pixel.inside && channel < channels; channel += 32) {
+        const __m512i values = _mm512_maskz_loadu_epi16(first_lanes(channels - channel), pixel.values + channel);
+        if (_mm512_test_epi16_mask(values, magnitude)) return true;
+    }
+    return false;
+}
+
+// The indices of the tiles that have values in a map `of_level(level)`, within their rows and columns `first` to
+// `last`, and one tile at least. The gradients of boxes are zero but around the objects, so that most tiles
+// contribute nothing; elsewhere the first pixel read tells. `at_empty` is called with the others.
+template <int first, int last, class OfLevel, class Work>
+static std::vector<int32_t> list_tiles_with_values(
+    const Level* levels, int64_t level_count, int64_t channels, int32_t threads, const OfLevel& of_level, const Work& at_empty) {
+    std::vector<int32_t> indices(count_tiles(levels, level_count));
+    const int64_t tiles = indices.size();
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t index = 0; index < tiles; index++) {
+        const Tile tile = find_tile(levels, index);
+        bool found = false;
+        for (int row = first; row <= last && !found; row++) {
+            for (int column = first; column <= last && !found; column++) {
+                found = has_values(find_pixel(of_level(*tile.level), tile, row, column, channels), channels);
+            }
+        }
+        indices[index] = found;
+        if (!found) at_empty(tile);
+    }
+    int64_t count = 0;
+    for (int64_t index = 0; index < tiles; index++) {
+        if (indices[index]) indices[count++] = index;
+    }
+    indices[0] = count ? indices[0] : 0;
+    indices.resize(std::max<int64_t>(count, 1));
+    return indices;
 }
 
 // Prefetches channels of a pixel, which come from memory or the level-3 cache. Inlined, since a call writes
@@ -179,6 +209,14 @@ WITH_BF16 static void write_outputs(
     }
 }
 
+static void write_zeros(const Tile& tile, int64_t channels) {
+    const int64_t height = tile.level->height, width = tile.level->width;
+    const int64_t columns = std::min<int64_t>(2, width - tile.x);
+    for (int64_t y = tile.y; y < std::min(height, tile.y + 2); y++) {
+        std::fill_n(tile.level->output + ((tile.image * height + y) * width + tile.x) * channels, columns * channels, Bfloat16{});
+    }
+}
+
 // The four positions of a row of a transformed tile, 32 channels of each.
 template <int place>
 WITH_BF16 static inline void fill_positions(const __m512i (*d)[4], Bfloat16* rows) {
@@ -228,10 +266,8 @@ struct ConvolutionPlan {
     int64_t parts, items;
 };
 
-static ConvolutionPlan plan_convolution(
-    const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, int64_t threads) {
+static ConvolutionPlan plan_convolution(int64_t tiles, int64_t inputs, int64_t outputs, int64_t threads) {
     ConvolutionPlan best{};
-    const int64_t tiles = count_tiles(levels, level_count);
     // Small inputs in smaller blocks, so that every thread gets several.
     const int64_t most = std::min(TILES, rounded_up(divided_up(tiles, 4 * threads), ROWS));
     int64_t least = 0;
@@ -254,14 +290,14 @@ static ConvolutionPlan plan_convolution(
 // block (256 channels), the tiles are transformed once, and few outputs at a time keep the sums in the cache;
 // where it has several, they are transformed again for each range of outputs, which is therefore wide.
 WITH_BF16 static void convolve_block(
-    const Level* levels, int64_t first_tile, int64_t tiles, int64_t inputs, int64_t outputs, int64_t first_output, int64_t end,
+    const Level* levels, const int32_t* indices, int64_t tiles, int64_t inputs, int64_t outputs, int64_t first_output, int64_t end,
     const Bfloat16* panels, const float* bias, bool relu, Bfloat16* rows, float* sums) {
     const bool one_sum = inputs <= SUM_BLOCK;
     const int64_t width = one_sum ? NARROW : WIDE;
     const int64_t pairs = (inputs + 1) / 2;
     const int64_t panels_a_position = rounded_up(outputs, PANEL_COLUMNS) / PANEL_COLUMNS;
     Tile listed[TILES];
-    list_tiles(levels, first_tile, tiles, listed);
+    find_tiles(levels, indices, tiles, listed);
     if (one_sum) fill_rows(listed, tiles, inputs, 0, inputs, rows);
     for (int64_t output = first_output; output < end; output += width) {
         const int64_t count = std::min(width, end - output);
@@ -321,10 +357,10 @@ WITH_BF16 static inline __attribute__((always_inline)) void over_pixels(const Ti
 
 // Lists the pixels that `count` tiles are made of, for prefetching; returns their number.
 template <bool of_gradient, int place>
-WITH_BF16 static int64_t list_pixels(Tile tile, int64_t count, int64_t channels, const Bfloat16** pixels) {
+WITH_BF16 static int64_t list_pixels(const Tile* tiles, int64_t count, int64_t channels, const Bfloat16** pixels) {
     const Bfloat16** to = pixels;
-    for (int64_t t = 0; t < count; t++, tile = next_tile(tile)) {
-        over_pixels<of_gradient, place>(tile, channels, [&](const Pixel& pixel) {
+    for (int64_t t = 0; t < count; t++) {
+        over_pixels<of_gradient, place>(tiles[t], channels, [&](const Pixel& pixel) {
             if (pixel.inside) *to++ = pixel.values;
         });
     }
@@ -403,6 +439,13 @@ WITH_BF16 static void fill_panels(
 // shared took up to 1.8 times as long on cores without a common cache.
 struct GradientPlan {
     int64_t tiles, columns, blocks, block, parts, part_tiles, plane, thread_values;
+
+    // Shares so many tiles among at most so many parts; each has some.
+    void share(int64_t count, int64_t most_parts) {
+        tiles = count;
+        part_tiles = rounded_up(divided_up(count, most_parts), 2);
+        parts = divided_up(count, part_tiles);
+    }
 };
 
 static GradientPlan plan_gradient(
@@ -417,8 +460,7 @@ static GradientPlan plan_gradient(
         const int64_t items = 4 * plan.blocks * plan.parts;
         if (10 * items >= 9 * rounded_up(items, threads)) break;
     }
-    plan.part_tiles = rounded_up((plan.tiles + plan.parts - 1) / plan.parts, 2);
-    plan.parts = (plan.tiles + plan.part_tiles - 1) / plan.part_tiles;  // each has some
+    plan.share(plan.tiles, plan.parts);
     // Where small maps have too few parts, smaller blocks, though each transforms the inputs again.
     int64_t least = 0;
     for (int64_t block = plan.block; block > 0; block -= PANEL_COLUMNS) {
@@ -434,26 +476,26 @@ static GradientPlan plan_gradient(
 // One item: `sums` [4 positions, a plane apart], each [block, columns] in tiles, from tile `first_tile` to `end`.
 template <int place>
 WITH_BF16 static void sum_gradient(
-    const Level* levels, const GradientPlan& plan, int64_t first_tile, int64_t end, int64_t inputs,
+    const Level* levels, const GradientPlan& plan, const int32_t* indices, int64_t first_tile, int64_t end, int64_t inputs,
     int64_t outputs, int64_t output, Bfloat16* scratch, float* sums, float* totals) {
     const int64_t input_panels = plan.columns / PANEL_COLUMNS;
     const int64_t gradient_panels = rounded_up(std::min(plan.block, outputs - output), PANEL_COLUMNS) / PANEL_COLUMNS;
     if (place == 1) std::fill(totals, totals + gradient_panels * PANEL_COLUMNS, 0.0f);
     Bfloat16* of_inputs = scratch;
     Bfloat16* of_gradients = scratch + 4 * position_values(input_panels);
-    Tile tiles[GRADIENT_TILES];
+    Tile blocks[2][GRADIENT_TILES], *tiles = blocks[0], *later = blocks[1];
     const Bfloat16 *input_pixels[4 * GRADIENT_TILES], *gradient_pixels[4 * GRADIENT_TILES];
     const int64_t calls = 4 * gradient_panels * input_panels * (PANEL_COLUMNS / GRADIENT_ROWS);
-    for (int64_t first = first_tile; first < end; first += GRADIENT_TILES) {
+    find_tiles(levels, indices + first_tile, std::min(GRADIENT_TILES, end - first_tile), tiles);
+    for (int64_t first = first_tile; first < end; first += GRADIENT_TILES, std::swap(tiles, later)) {
         const int64_t taken = std::min(GRADIENT_TILES, end - first);
-        list_tiles(levels, first, taken, tiles);
         fill_panels<false, place>(tiles, taken, inputs, 0, input_panels, of_inputs, nullptr);
         fill_panels<true, place>(tiles, taken, outputs, output, gradient_panels, of_gradients, totals);
         const int64_t next = std::max<int64_t>(0, std::min(GRADIENT_TILES, end - first - GRADIENT_TILES));
-        const Tile after = next_tile(tiles[taken - 1]);
-        Ahead of_input(input_pixels, list_pixels<false, place>(after, next, inputs, input_pixels), 0, inputs, calls);
+        find_tiles(levels, indices + first + GRADIENT_TILES, next, later);
+        Ahead of_input(input_pixels, list_pixels<false, place>(later, next, inputs, input_pixels), 0, inputs, calls);
         Ahead of_gradient(
-            gradient_pixels, list_pixels<true, place>(after, next, outputs, gradient_pixels), output,
+            gradient_pixels, list_pixels<true, place>(later, next, outputs, gradient_pixels), output,
             std::min(plan.block, outputs - output), calls);
         for (int position = 0; position < 4; position++) {
             add_products(
@@ -608,11 +650,21 @@ WITH_BF16 void winograd_pack(
     }
 }
 
-// Each level's output from its input: [N, H, W, inputs] to [N, H, W, outputs].
+// Each level's output from its input: [N, H, W, inputs] to [N, H, W, outputs]. Without a bias it is zero where the
+// input is, and not computed there.
 WITH_BF16 void winograd_convolve(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* panels,
     const float* bias, int32_t relu, char* scratch, int32_t threads) {
-    const ConvolutionPlan plan = plan_convolution(levels, level_count, inputs, outputs, threads);
+    std::vector<int32_t> indices;
+    if (bias) {
+        indices.resize(count_tiles(levels, level_count));
+        std::iota(indices.begin(), indices.end(), 0);
+    } else {
+        indices = list_tiles_with_values<-1, 2>(
+            levels, level_count, inputs, threads, [](const Level& level) { return level.input; },
+            [&](const Tile& tile) { write_zeros(tile, outputs); });
+    }
+    const ConvolutionPlan plan = plan_convolution(indices.size(), inputs, outputs, threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t item = 0; item < plan.items; item++) {
         const int64_t first = item / plan.parts * plan.step, output = item % plan.parts * plan.part;
@@ -620,7 +672,7 @@ WITH_BF16 void winograd_convolve(
         float* sums = reinterpret_cast<float*>(thread_scratch);
         Bfloat16* rows = reinterpret_cast<Bfloat16*>(sums + POSITIONS * TILES * WIDE);
         convolve_block(
-            levels, first, std::min(plan.step, plan.tiles - first), inputs, outputs, output, std::min(output + plan.part, outputs),
+            levels, indices.data() + first, std::min(plan.step, plan.tiles - first), inputs, outputs, output, std::min(output + plan.part, outputs),
             panels, bias, relu != 0, rows, sums);
     }
 }
@@ -630,7 +682,10 @@ WITH_BF16 void winograd_convolve(
 WITH_BF16 void winograd_weight_gradient(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, float* gradient, float* bias_gradient,
     char* scratch, int32_t threads) {
-    const GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
+    const std::vector<int32_t> indices = list_tiles_with_values<0, 1>(
+        levels, level_count, outputs, threads, [](const Level& level) { return level.output; }, [](const Tile&) {});
+    GradientPlan plan = plan_gradient(levels, level_count, inputs, outputs, threads);
+    plan.share(indices.size(), plan.parts);
     const decltype(&sum_gradient<0>) of_place[] = {sum_gradient<0>, sum_gradient<1>, sum_gradient<2>, sum_gradient<3>};
     float* sums = reinterpret_cast<float*>(scratch);
     float* totals = sums + plan.parts * POSITIONS * plan.plane;  // [parts, blocks * block]: the bias's gradients
@@ -643,7 +698,7 @@ WITH_BF16 void winograd_weight_gradient(
                 for (int place = 0; place < 4; place++) {
                     const int64_t first = part * plan.part_tiles, output = block * plan.block;
                     of_place[place](
-                        levels, plan, first, std::min(plan.tiles, first + plan.part_tiles), inputs, outputs, output,
+                        levels, plan, indices.data(), first, std::min(plan.tiles, first + plan.part_tiles), inputs, outputs, output,
                         panels + omp_get_thread_num() * plan.thread_values,
                         sums + (part * POSITIONS + 4 * place) * plan.plane + output * plan.columns,
                         totals + part * plan.blocks * plan.block + output);

@@ -136,6 +136,34 @@ def test_weight_gradient_shared_by_many_threads(out_channels: int) -> None:
 
 
 @needs_bf16
+@pytest.mark.usefixtures("threads_restored")
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("pixels", [[], [(0, 0)], [(-1, -1)], [(4, 5)], [(0, -1), (3, 3), (8, 0)]])
+def test_gradients_that_are_zero_nearly_everywhere(
+    pixels: list[tuple[int, int]], threads: int
+) -> None:
+    """As those of boxes are, but around the objects; zeros are not multiplied."""
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(7)
+    sizes = [(9, 11), (4, 6)]
+    levels = make_levels(sizes, images=2, channels=40)
+    weight = torch.randn(70, 40, 3, 3, generator=generator)
+    bias = torch.zeros(70)
+    sources = [tensor.requires_grad_() for tensor in (weight, bias, *levels)]
+    outputs = winograd_convolve(levels, weight, bias)
+    expected = [F.conv2d(x.double(), weight.double(), bias.double(), padding=1) for x in levels]
+    given = [torch.zeros_like(output) for output in outputs]
+    for y, x in pixels:
+        given[0][1, 69:, y, x] = torch.randn(1, generator=generator)
+    # The memory of freed tensors is what results are written to.
+    [torch.full_like(level, torch.nan) for level in levels]
+    gradients = torch.autograd.grad(outputs, sources, given)
+    references = torch.autograd.grad(expected, sources, [each.double() for each in given])
+    for value, reference in zip(gradients, references, strict=True):
+        assert (value - reference).norm() <= 3 * ROUNDING * reference.norm()
+
+
+@needs_bf16
 def test_nan_spreads_no_further_than_its_tiles() -> None:
     [level] = make_levels([(8, 8)], images=1, channels=16)
     level[0, 3, 0, 0] = float("nan")
