@@ -158,13 +158,14 @@ def choose_kernels(
         forward = of_input = of_weight = Kernel.WINOGRAD
     elif is_same_3x3 and has_amx:
         forward = of_input = of_weight = Kernel.TILES
-    elif is_pointwise and has_amx:
-        of_weight = Kernel.TILES
+    elif is_pointwise and (has_amx or has_vectors):
+        if has_amx:
+            of_weight = Kernel.TILES
+        elif in_blocks:
+            of_weight = Kernel.VECTORS
         if in_blocks:
             of_input = Kernel.POINTWISE_TILES
             forward = Kernel.POINTWISE_TILES if params == POINTWISE else Kernel.ONEDNN
-    elif is_pointwise and has_vectors and in_blocks:
-        of_weight = Kernel.VECTORS
     elif is_grouped(shape, params):
         is_narrow, has_stride_2 = group_width <= 8, params.stride == (2, 2)
         # With 16 and more channels a group oneDNN's tiles are as full as ours.

@@ -63,6 +63,12 @@ static inline __m512 widened(__m256i values) {
 // ReLU: of two operands of which one is NaN, the instruction returns the second.
 static inline __m512 positive(__m512 values) { return _mm512_max_ps(_mm512_setzero_ps(), values); }
 
+// The permutation that makes pairs of the 16 values in the lower half of a register and of those in the upper.
+static inline __m512i interleaved_halves() {
+    return _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+}
+
 // rows[r] lane c to rows[c] lane r, 16 × 16.
 static inline void transpose(__m512i* rows) {
     __m512i t[16];

@@ -14,12 +14,6 @@ constexpr int64_t GRADIENT_ROWS = 8;  // of a register tile
 // one set of the cache.
 constexpr int64_t PANEL_VALUES = (SUMMED + 2) * PANEL_COLUMNS;
 
-// The permutation that makes pairs of the 16 values in the lower half of a register and of those in the upper.
-WITH_BF16 static inline __m512i interleaved_halves() {
-    return _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-}
-
 // Panels [channels / 32, pairs of pixels, 32, 2] of pixels, whose channels are contiguous in memory; the last panel
 // is filled up with zeros. `totals` [as many channels], unless null: the sum over the pixels is added.
 WITH_BF16 static void fill_panels(
@@ -48,8 +42,27 @@ WITH_BF16 static void fill_panels(
     }
 }
 
-// c[row, 0 … 32) (+)= sum over pairs of the row's pair · the panel's pair of each column. `find_row(row)`: where a
-// row begins; its pairs, one at least, are `apart` values from each other.
+// sums[row] += sum over pairs of the row's pair · the pair of each of 32 columns, of which 16 are at `left` and the
+// others at `right`, `step` values further for each pair. A row's pairs, one at least, are `apart` values from each other.
+template <int rows>
+WITH_BF16 static inline __attribute__((always_inline)) void accumulate_pairs(
+    const Bfloat16* const (&at)[rows], int64_t apart, const Bfloat16* left, const Bfloat16* right, int64_t step, int64_t pairs,
+    __m512 (&sums)[rows][2]) {
+    int64_t pair = 0;
+    do {  // not `for`: the compiler would keep all sums in memory as well, for a loop that might have nothing to do
+        const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(left + pair * step));
+        const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(right + pair * step));
+        for (int row = 0; row < rows; row++) {
+            int32_t values;
+            std::memcpy(&values, at[row] + pair * apart, sizeof values);
+            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, first);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, second);
+        }
+    } while (++pair < pairs);
+}
+
+// c[row, 0 … 32) (+)= the products of rows and a panel. `find_row(row)`: where a row begins.
 template <int rows, class FindRow>
 WITH_BF16 static inline void multiply(
     const FindRow& find_row, int64_t apart, const Bfloat16* panel, int64_t pairs, float* c, int64_t c_row, bool accumulate) {
@@ -61,18 +74,7 @@ WITH_BF16 static inline void multiply(
             sums[row][half] = accumulate ? _mm512_loadu_ps(c + row * c_row + 16 * half) : _mm512_setzero_ps();
         }
     }
-    int64_t pair = 0;
-    do {  // not `for`: the compiler would keep all sums in memory as well, for a loop that might have nothing to do
-        const __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64));
-        const __m512bh right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + pair * 64 + 32));
-        for (int row = 0; row < rows; row++) {
-            int32_t values;
-            std::memcpy(&values, at[row] + pair * apart, sizeof values);
-            const __m512bh both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(values));
-            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], both, left);
-            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], both, right);
-        }
-    } while (++pair < pairs);
+    accumulate_pairs<rows>(at, apart, panel, panel + PANEL_COLUMNS, 2 * PANEL_COLUMNS, pairs, sums);
     for (int row = 0; row < rows; row++) {
         for (int half = 0; half < 2; half++) {
             _mm512_storeu_ps(c + row * c_row + 16 * half, sums[row][half]);

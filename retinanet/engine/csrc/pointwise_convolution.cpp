@@ -1,5 +1,5 @@
-// 1×1 convolutions of stride 1 in BF16 by AMX's tiles, with what follows them: the bias, the sum with
-// a residual, ReLU or its mask.
+// 1×1 convolutions of stride 1 in BF16 by AMX's tiles, or by AVX-512 alone, with what follows them: the bias, the
+// sum with a residual, ReLU or its mask.
 //
 // They are bound by memory more than by arithmetic, so each map is read and written once. A task is
 // some pixels, whose channels lie one after the other in memory and are tiles as they are. The
@@ -12,8 +12,12 @@
 #include <atomic>
 
 #include "tile_writer.h"
+#if defined(HAS_VECTOR_TILES)
+#include "panel_products.h"
+#endif
 
 constexpr int64_t PIXELS = 32;  // two tiles of rows
+constexpr int64_t ROWS = 12;    // without tiles: 12 pixels × 2 vectors of outputs are 24 of the 32 vector registers
 constexpr int64_t LINE = 64;
 constexpr int64_t MOST_PIXELS = 256;        // of a task
 constexpr int64_t TASK_BYTES = 512 << 10;   // of maps; the level-2 cache holds those of two tasks
@@ -33,13 +37,18 @@ struct Plan {
     int64_t thread_bytes() const { return rounded_up(tail_bytes() + sums_bytes() + places_bytes(), LINE); }
 };
 
-// `maps`: how many of the output's shape are read or written.
-static Plan make_plan(int64_t pixels, int64_t inputs, int64_t outputs, int64_t maps, int64_t threads) {
+// `maps`: how many of the output's shape are read or written. `rows`: pixels that are multiplied at once.
+static Plan make_plan(int64_t pixels, int64_t inputs, int64_t outputs, int64_t maps, int64_t threads, int64_t rows) {
     Plan plan{pixels, inputs, outputs, inputs / TILE_SUM, outputs / COLUMNS, 0, 0, 0};
     const int64_t pixel_bytes = (inputs + maps * outputs) * int64_t{sizeof(Bfloat16)};
-    const int64_t fitting = std::max(TASK_BYTES / pixel_bytes / PIXELS * PIXELS, 2 * PIXELS);
-    const int64_t fair = rounded_up(divided_up(pixels, TASKS_PER_THREAD * threads), PIXELS);
-    plan.task_pixels = std::min({fitting, std::max(fair, 2 * PIXELS), MOST_PIXELS});
+    // In units of `rows`.
+    const int64_t most = std::max<int64_t>(std::min(TASK_BYTES / pixel_bytes, MOST_PIXELS) / rows, 2);
+    const int64_t all = divided_up(pixels, rows);
+    if (rows == ROWS) {  // as many for each thread, in as few tasks as the caches permit
+        plan.task_pixels = divided_up(all, rounded_up(divided_up(all, most), threads)) * rows;
+    } else {
+        plan.task_pixels = std::min(most, std::max<int64_t>(divided_up(all, TASKS_PER_THREAD * threads), 2)) * rows;
+    }
     const int64_t groups = divided_up(pixels, plan.task_pixels);
     const int64_t parts = std::min(plan.pairs, divided_up(TASKS_PER_THREAD * threads, groups));
     plan.pairs_of_task = divided_up(plan.pairs, parts);
@@ -171,6 +180,54 @@ static void convolve_task(
     writer.template finish<Tiles>();
 }
 
+#if defined(HAS_VECTOR_TILES)
+// 32 outputs of `count` pixels. Without tiles they are written from the registers that they are summed in, for which
+// their memory is fetched meanwhile. `places`: where they lie in the maps.
+WITH_BF16 static void convolve_rows(
+    const Plan& plan, const Bfloat16* const* pixels, const Bfloat16* weights, const Target& target, const int64_t* places,
+    int64_t count) {
+    const Bfloat16* at[ROWS];
+    __m512 sums[ROWS][2];
+    for (int row = 0; row < ROWS; row++) {
+        target.fetch<3>(places[row]);
+        at[row] = pixels[row];
+        sums[row][0] = sums[row][1] = _mm512_setzero_ps();
+    }
+    accumulate_pairs<ROWS>(at, 2, weights, weights + plan.blocks * TILE_VALUES, 2 * TILE_ROWS, plan.inputs / 2, sums);
+    const __m512 low = target.bias ? _mm512_loadu_ps(target.bias) : _mm512_setzero_ps();
+    const __m512 high = target.bias ? _mm512_loadu_ps(target.bias + 16) : _mm512_setzero_ps();
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; row++) {
+        if (row == count) break;
+        target.write_line(_mm512_add_ps(sums[row][0], low), _mm512_add_ps(sums[row][1], high), places[row]);
+    }
+}
+
+template <>
+void convolve_task<VectorTiles>(
+    const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Spread& spread,
+    const Task& task, Fetcher fetcher, char*) {
+    const Bfloat16* pixels[MOST_PIXELS + ROWS];
+    int64_t places[MOST_PIXELS + ROWS];
+    const int64_t count = task.end - task.first;
+    for (int64_t index = 0; index < rounded_up(count, ROWS); index++) {
+        const int64_t pixel = std::min(task.first + index, task.end - 1);
+        pixels[index] = input + pixel * plan.inputs;
+        places[index] = spread.place(pixel) * plan.outputs;
+    }
+    const int64_t lines = count * plan.inputs * int64_t{sizeof *input} / LINE;
+    const int64_t fetches = divided_up(lines, divided_up(count, ROWS) * (task.end_pair - task.first_pair));
+    for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) {
+        for (int64_t first = 0; first < count; first += ROWS) {
+            for (int64_t fetch = 0; fetch < fetches; fetch++) fetcher.step();
+            convolve_rows(
+                plan, pixels + first, weights + pair * plan.blocks * 2 * TILE_VALUES, target.from(pair * COLUMNS), places + first,
+                count - first);
+        }
+    }
+}
+#endif
+
 template <typename Tiles>
 static void convolve(
     const Plan& plan, const Bfloat16* input, const Bfloat16* weights, const Target& target, const Spread& spread,
@@ -194,7 +251,7 @@ extern "C" {
 
 // Bytes of scratch of all threads, whose address is a multiple of 64.
 int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs, int32_t maps, int32_t threads) {
-    return make_plan(pixels, inputs, outputs, maps, threads).thread_bytes() * threads;
+    return make_plan(pixels, inputs, outputs, maps, threads, PIXELS).thread_bytes() * threads;
 }
 
 // Outputs [pixels][outputs], spread over larger maps or not, from inputs [pixels][inputs], both multiples
@@ -202,7 +259,7 @@ int64_t pointwise_scratch_bytes(int64_t pixels, int64_t inputs, int64_t outputs,
 void pointwise_convolution(
     const Bfloat16* input, int64_t pixels, int64_t inputs, const Bfloat16* weights, const Target* target,
     const Spread* spread, int32_t maps, void* scratch, int32_t threads, int32_t tiles) {
-    const Plan plan = make_plan(pixels, inputs, target->outputs, maps, threads);
+    const Plan plan = make_plan(pixels, inputs, target->outputs, maps, threads, tiles == TILES_OF_VECTORS ? ROWS : PIXELS);
     with_tiles(tiles, [&](auto kind) {
         convolve<decltype(kind)>(plan, input, weights, *target, *spread, static_cast<char*>(scratch), threads);
     });

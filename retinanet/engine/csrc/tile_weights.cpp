@@ -13,6 +13,8 @@ struct Weights {
     int64_t outputs, inputs, taps;
 };
 
+constexpr int64_t AHEAD = 4;  // blocks that are fetched before they are packed
+
 // The 32 outputs × 32 inputs of a tap, rounded, with zeros where there are none.
 static void round_block(const Weights& weights, int64_t output, int64_t input, int64_t tap, Bfloat16* block) {
     const int64_t rows = std::min(TILE_SUM, weights.outputs - output);
@@ -22,6 +24,8 @@ static void round_block(const Weights& weights, int64_t output, int64_t input, i
         const float* from = weights.values + ((output + row) * weights.taps + tap) * weights.inputs + input;
         const float scale = weights.scale ? weights.scale[output + row] : 1.0f;
         Bfloat16* to = block + row * TILE_SUM;
+        // A later block's, as rows are far apart in memory.
+        for (int64_t line = 0; line < TILE_SUM; line += 16) __builtin_prefetch(from + AHEAD * weights.taps * TILE_SUM + line);
         if (columns == TILE_SUM) {
             for (int64_t column = 0; column < TILE_SUM; column++) to[column] = rounded(from[column] * scale);
         } else {
@@ -32,6 +36,12 @@ static void round_block(const Weights& weights, int64_t output, int64_t input, i
 
 // 16 rows of a block become columns: their values are summed.
 static void pack_for_outputs(const Bfloat16* rows, Bfloat16* tile) {
+#if defined(__AVX512BW__)
+    __m512i columns[TILE_ROWS];
+    for (int64_t column = 0; column < TILE_ROWS; column++) columns[column] = _mm512_loadu_si512(rows + column * TILE_SUM);
+    transpose(columns);
+    for (int64_t pair = 0; pair < TILE_PAIRS; pair++) _mm512_storeu_si512(tile + pair * TILE_ROWS * 2, columns[pair]);
+#else
     for (int64_t column = 0; column < TILE_ROWS; column++) {
         uint32_t pairs[TILE_PAIRS];
         std::memcpy(pairs, rows + column * TILE_SUM, sizeof pairs);
@@ -39,10 +49,20 @@ static void pack_for_outputs(const Bfloat16* rows, Bfloat16* tile) {
             std::memcpy(tile + (pair * TILE_ROWS + column) * 2, pairs + pair, sizeof *pairs);
         }
     }
+#endif
 }
 
 // 16 columns of a block stay columns: its rows are summed.
 static void pack_for_gradients(const Bfloat16* block, Bfloat16* tile) {
+#if defined(__AVX512BW__)
+    const __m512i interleaved = interleaved_halves();
+    for (int64_t pair = 0; pair < TILE_PAIRS; pair++) {
+        const __m256i even = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 2 * pair * TILE_SUM));
+        const __m256i odd = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + (2 * pair + 1) * TILE_SUM));
+        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
+        _mm512_storeu_si512(tile + pair * TILE_ROWS * 2, _mm512_permutexvar_epi16(interleaved, both));
+    }
+#else
     for (int64_t pair = 0; pair < TILE_PAIRS; pair++) {
         const Bfloat16 *even = block + 2 * pair * TILE_SUM, *odd = even + TILE_SUM;
         for (int64_t column = 0; column < TILE_ROWS; column++) {
@@ -50,6 +70,7 @@ static void pack_for_gradients(const Bfloat16* block, Bfloat16* tile) {
             tile[(pair * TILE_ROWS + column) * 2 + 1] = odd[column];
         }
     }
+#endif
 }
 
 extern "C" {

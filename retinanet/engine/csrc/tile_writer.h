@@ -14,53 +14,25 @@ struct Target {
     const float* bias;      // none, or [outputs]
     bool relu;
     int64_t outputs;
-};
 
-// Writes sums [pixels][32 outputs], one pixel at each step. It has steps, and no loop, so that its caller
-// can put them between tile instructions, which leave the other units of the core idle.
-struct Writer {
-    const float* sums;
-    const int64_t* places;  // of each pixel in the maps, negative for padding; `ahead` more behind the last
-    int64_t pixels = 0, pixel = 0;  // how many, and the next one
-    int64_t ahead;  // the memory of the pixel that many places later is prefetched now
-    Bfloat16* output;
-    const Bfloat16* added;
-    const Bfloat16* gate;
-    int64_t count;  // of real outputs
-    bool relu;
-    float bias[COLUMNS];
-
-    Writer() = default;
-
-    Writer(const Target& target, int64_t channel, const float* sums, const int64_t* places, int64_t pixels,
-           int64_t ahead)
-        : sums(sums), places(places), pixels(pixels), ahead(ahead), output(target.output + channel),
-          added(target.added ? target.added + channel : nullptr), gate(target.gate ? target.gate + channel : nullptr),
-          count(std::min(COLUMNS, target.outputs - channel)), relu(target.relu), bias{} {
-        if (target.bias) std::memcpy(bias, target.bias + channel, count * sizeof *bias);
+    // The same from a channel on, and without what is not there for a channel.
+    Target from(int64_t channel) const {
+        const auto moved = [&](auto map) { return map ? map + channel : nullptr; };
+        return {output + channel, moved(added), moved(gate), moved(bias), relu, outputs - channel};
     }
 
-    template <typename Tiles>
-    inline __attribute__((always_inline)) void step() {
-        if (pixel >= pixels) return;
-        const int64_t place = places[pixel];
-        const float* values = sums + pixel * COLUMNS;
-        const int64_t later = std::max<int64_t>(places[pixel++ + ahead], 0);
-        __builtin_prefetch(output + later, 1, 2);
-        if (gate) __builtin_prefetch(gate + later, 0, 2);
-        if (added) __builtin_prefetch(added + later, 0, 2);
-        if (place < 0) return;
-#if defined(HAS_VECTOR_TILES)
-        if (count == COLUMNS && !std::is_same_v<Tiles, EmulatedTiles>) return write_line(values, place);
-#endif
-        write(values, place);
+    // Fetches what is read and written of the pixel at `place`, to a cache: the nearest is 3.
+    template <int locality>
+    inline __attribute__((always_inline)) void fetch(int64_t place) const {
+        __builtin_prefetch(output + place, 1, locality);
+        if (gate) __builtin_prefetch(gate + place, 0, locality);
+        if (added) __builtin_prefetch(added + place, 0, locality);
     }
 
 #if defined(HAS_VECTOR_TILES)
-    // The same for 32 outputs, with the rounding of AVX-512 BF16, which every processor with tiles has.
-    inline __attribute__((always_inline)) void write_line(const float* values, int64_t place) const {
-        __m512 low = _mm512_add_ps(_mm512_loadu_ps(values), _mm512_loadu_ps(bias));
-        __m512 high = _mm512_add_ps(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(bias + 16));
+    // Writes 32 sums, to which the bias is added already, with the rounding of AVX-512 BF16, which every
+    // processor with tiles has.
+    inline __attribute__((always_inline)) void write_line(__m512 low, __m512 high, int64_t place) const {
         if (added) {
             const __m512i others = _mm512_loadu_si512(added + place);
             low = _mm512_add_ps(low, widened(_mm512_castsi512_si256(others)));
@@ -73,26 +45,62 @@ struct Writer {
         _mm512_storeu_si512(output + place, results);
     }
 #endif
+};
+
+// Writes sums [pixels][32 outputs], one pixel at each step. It has steps, and no loop, so that its caller
+// can put them between tile instructions, which leave the other units of the core idle.
+struct Writer {
+    const float* sums;
+    const int64_t* places;  // of each pixel in the maps, negative for padding; `ahead` more behind the last
+    int64_t pixels = 0, pixel = 0;  // how many, and the next one
+    int64_t ahead;  // the memory of the pixel that many places later is prefetched now
+    Target target;  // from the first of the 32 on
+    int64_t count;  // of real outputs
+    float bias[COLUMNS];
+
+    Writer() = default;
+
+    Writer(const Target& of_all, int64_t channel, const float* sums, const int64_t* places, int64_t pixels, int64_t ahead)
+        : sums(sums), places(places), pixels(pixels), ahead(ahead), target(of_all.from(channel)),
+          count(std::min(COLUMNS, target.outputs)), bias{} {
+        if (target.bias) std::memcpy(bias, target.bias, count * sizeof *bias);
+    }
+
+    template <typename Tiles>
+    inline __attribute__((always_inline)) void step() {
+        if (pixel >= pixels) return;
+        const int64_t place = places[pixel];
+        const float* values = sums + pixel * COLUMNS;
+        target.fetch<2>(std::max<int64_t>(places[pixel++ + ahead], 0));
+        if (place < 0) return;
+#if defined(HAS_VECTOR_TILES)
+        if (count == COLUMNS && !std::is_same_v<Tiles, EmulatedTiles>) {
+            const __m512 low = _mm512_add_ps(_mm512_loadu_ps(values), _mm512_loadu_ps(bias));
+            return target.write_line(low, _mm512_add_ps(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(bias + 16)), place);
+        }
+#endif
+        write(values, place);
+    }
 
     inline __attribute__((always_inline)) void write(const float* values, int64_t place) const {
         Bfloat16 others[COLUMNS] = {}, results[COLUMNS];
         float totals[COLUMNS];
         for (int64_t column = 0; column < COLUMNS; column++) totals[column] = values[column] + bias[column];
-        if (added) {
-            std::memcpy(others, added + place, count * sizeof *others);
+        if (target.added) {
+            std::memcpy(others, target.added + place, count * sizeof *others);
             for (int64_t column = 0; column < COLUMNS; column++) totals[column] += widened(others[column]);
         }
         for (int64_t column = 0; column < COLUMNS; column++) {
             const float value = totals[column];
-            results[column] = rounded(relu && value < 0.0f ? 0.0f : value);  // NaN stays, as in torch
+            results[column] = rounded(target.relu && value < 0.0f ? 0.0f : value);  // NaN stays, as in torch
         }
-        if (gate) {
-            std::memcpy(others, gate + place, count * sizeof *others);
+        if (target.gate) {
+            std::memcpy(others, target.gate + place, count * sizeof *others);
             for (int64_t column = 0; column < COLUMNS; column++) {
                 results[column] = is_open(others[column]) ? results[column] : Bfloat16{0};
             }
         }
-        std::memcpy(output + place, results, count * sizeof *results);
+        std::memcpy(target.output + place, results, count * sizeof *results);
     }
 
     template <typename Tiles>
