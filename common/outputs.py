@@ -22,9 +22,11 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
     Folders and missing files among them do not count. Raises InputError that names both.
     """
-    read = {identity(file): file for file in inputs if file.is_file()}
-    for output in outputs:
-        if output.is_file() and (source := read.get(identity(output))):
+    present = [output for output in outputs if output.is_file()]
+    # A data set has many files: they are looked at only where there is something to replace.
+    read = {identity(file): file for file in inputs if file.is_file()} if present else {}
+    for output in present:
+        if source := read.get(identity(output)):
             raise InputError(
                 f"{output}: would replace {source}, which this command reads; set another output"
             )

@@ -27,7 +27,7 @@ from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
 from profiling.efficiency import marked_steps
-from profiling.onednn_log.log import OneDnnLog, read_with_progress
+from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 from profiling.sums import grouped
 
@@ -63,8 +63,10 @@ examples:
 class CompareOptions:
     """The options of `retinanet profile compare`."""
 
-    first: Path = argument("a log or a folder of logs", metavar="LOG")
-    second: Path = argument("the log or folder of logs to compare with", metavar="REFERENCE")
+    first: Path = argument("a log or a folder of logs", metavar="LOG", reads=log_files)
+    second: Path = argument(
+        "the log or folder of logs to compare with", metavar="REFERENCE", reads=log_files
+    )
     names: str | None = option(
         "names of the two sides (default: their file names)", default=None, metavar="A,B"
     )

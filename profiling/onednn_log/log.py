@@ -23,6 +23,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
+from common.options import argument
 from common.walk import identity
 from common.wording import listed
 from profiling.onednn_log import parse
@@ -496,9 +497,6 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
         yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
-LOGS_HELP = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
-
-
 def log_files(path: Path) -> list[Path]:
     """Return a log, or all logs of a folder, such as `runs/coco/onednn`.
 
@@ -511,6 +509,12 @@ def log_files(path: Path) -> list[Path]:
     if not files:
         raise InputError(f"{path}: contains no *.log or *.log.gz; give a log or a folder of logs")
     return files
+
+
+def logs_argument() -> Any:
+    """Return the field of one or more logs and folders of logs, for `read_with_progress`."""
+    what = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
+    return argument(what, nargs="+", metavar="LOG", reads=log_files)
 
 
 def read_with_progress(

@@ -14,7 +14,6 @@ from common.console import make_console, print_line
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
 from common.options import argument, option, overwrite_option
-from common.outputs import require_no_input
 from common.page import render_page, three
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency import analyze_efficiency
@@ -49,7 +48,12 @@ examples:
 class ReportOptions:
     """The options of `retinanet profile report`."""
 
-    logs: list[Path] = argument("a log, a folder of logs, or runs/NAME", metavar="LOG", nargs="+")
+    logs: list[Path] = argument(
+        "a log, a folder of logs, or runs/NAME",
+        metavar="LOG",
+        nargs="+",
+        reads=lambda path: find_inputs([path], trace=None, environment=None).files,
+    )
     out: Path = option("the page", default=Path("report.html"), metavar="FILE")
     peaks: str = peaks_option()
     replay: Path | None = option(
@@ -58,7 +62,10 @@ class ReportOptions:
         metavar="FILE",
     )
     reference: Path | None = option(
-        "compare with this log, folder of logs, or runs/NAME", default=None, metavar="LOG"
+        "compare with this log, folder of logs, or runs/NAME",
+        default=None,
+        metavar="LOG",
+        reads=lambda path: find_logs(path),  # noqa: PLW0108 - it is defined below
     )
     trace: Path | None = option(
         "trace of torch.profiler (default: that of the run's first rank)",
@@ -95,7 +102,6 @@ def report_command(options: ReportOptions) -> int:
     require_free_outputs([out], overwrite=options.overwrite)
     console = make_console()
     material = gather(options, console=console)
-    require_no_input([out], map(Path, material.log.files))
     advice = all_advice(material)
     summary = [f"Caution: {caution}." for caution in material.cautions]
     summary.append(summarize(material, advice))
@@ -212,6 +218,11 @@ class Inputs(NamedTuple):
     trace: Path | None
     environment: Path | None
     counters: tuple[Path, ...]
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them."""
+        return [*self.logs, *self.counters, *filter(None, (self.trace, self.environment))]
 
 
 def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:

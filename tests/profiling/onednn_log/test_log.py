@@ -8,6 +8,7 @@ import pytest
 
 from common.console import make_console
 from common.errors import InputError
+from profiling.__main__ import main
 from profiling.efficiency import marked_steps
 from profiling.onednn_log.log import (
     CACHED_LINES,
@@ -21,7 +22,7 @@ from profiling.onednn_log.log import (
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs, write_log
-from tests.support.commands import error_message, run_program
+from tests.support.commands import RunHere, error_line, error_message, run_program
 
 LINE = SPELLINGS["3.13"]
 
@@ -288,3 +289,35 @@ def test_reasons_without_a_problem_do_not_fill_the_memory(tmp_path: Path) -> Non
     log = read_logs([write_log(tmp_path / "onednn.log", *distinct, *distinct[-1:] * 9, LINE)])
     [reasons] = log.skipped.values()
     assert list(reasons) == [f"jit.cpp: {CACHED_LINES + number}" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        ("stats RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("stats RUN/onednn --peaks RUN/peaks.json --json FILE", "RUN/peaks.json"),
+        ("efficiency RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("benchdnn RUN/onednn --out RUN/replay --json FILE", "RUN/onednn/rank0.log"),
+        ("benchdnn RUN/conv.txt --out RUN --write-only", "RUN/conv.txt"),
+        ("compare RUN/other RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("trace RUN/trace.json --onednn-log RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("report RUN/onednn --out FILE", "RUN/environment.json"),
+        ("report RUN/other --reference RUN --out FILE", "RUN/onednn/rank0.log"),
+    ],
+)
+def test_no_output_replaces_a_file_that_is_read(
+    tmp_path: Path, run_here: RunHere, command: str, read: str
+) -> None:
+    for folder in ("onednn", "other"):
+        (tmp_path / folder).mkdir()
+        write_log(tmp_path / folder / "rank0.log", LINE)
+    write_log(tmp_path / "conv.txt", LINE)
+    for name in ("environment.json", "peaks.json", "trace.json"):
+        (tmp_path / name).write_text("{}")
+    file = Path(read.replace("RUN", str(tmp_path)))
+    before = file.read_bytes()
+    words = command.replace("FILE", read).replace("RUN", str(tmp_path)).split()
+    done = run_here(main, *words, "--overwrite")
+    fix = "which this command reads; set another output"
+    assert error_line(done) == f"error: {file}: would replace {file}, {fix}"
+    assert file.read_bytes() == before
