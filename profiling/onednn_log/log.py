@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -517,16 +517,47 @@ def logs_argument() -> Any:
     return argument(what, nargs="+", metavar="LOG", reads=log_files)
 
 
+def without_copies(files: Sequence[Path], console: Console) -> list[Path]:
+    """Return each file once, without packed copies, which `gzip --keep` leaves beside a log.
+
+    Raises:
+        InputError: A log and the packed one of its name have different contents.
+    """
+    named = {identity(file) or file: file for file in files}
+    for packed in [file for file in named.values() if file.suffix == ".gz"]:
+        plain = named.get(identity(packed.with_suffix("")) or packed)
+        if plain is None or plain == packed:
+            continue
+        if not have_equal_content(plain, packed):
+            raise InputError(f"{packed}: is no copy of {plain}; rename or remove one of them")
+        print_line(console, f"note: {packed} is left out: it is a packed copy of {plain}")
+        del named[identity(packed) or packed]
+    return list(named.values())
+
+
+def have_equal_content(first: Path, second: Path) -> bool:
+    """Return whether two logs have the same text, unpacked; not where a packed one is damaged."""
+    streams = []
+    with ExitStack() as opened, suppress(EOFError, zlib.error, gzip.BadGzipFile):
+        for file in (first, second):
+            opened.enter_context(or_unreadable(file))
+            streams.append(opened.enter_context(open_log(file, lambda _: None)))
+        left, right = streams
+        while (part := left.read(BLOCK)) == right.read(BLOCK):
+            if not part:
+                return True
+    return False
+
+
 def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
-    """Read logs and folders of logs, each file once, with a progress bar for large ones.
+    """Read logs and folders of logs, each once, with a progress bar for large ones.
 
     Raises:
-        InputError: A folder has no log, or see `read_logs`.
+        InputError: A folder has no log, or see `without_copies` and `read_logs`.
     """
-    named = {identity(file) or file: file for log in logs for file in log_files(log)}
-    files = list(named.values())
+    files = without_copies([file for log in logs for file in log_files(log)], console)
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:

@@ -249,6 +249,29 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
 
+def test_packed_copy_beside_a_log_is_left_out(tmp_path: Path, run_here: RunHere) -> None:
+    log = write_log(tmp_path / "rank0.log", LINE)
+    packed = tmp_path / "rank0.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    done = run_here(main, "stats", tmp_path, "--peaks=none")
+    note = f"note: {packed} is left out: it is a packed copy of {log}"
+    assert done.stdout.splitlines()[0] == note and "\n1 lines, 1 from oneDNN" in done.stdout
+    copy, other = packed.read_bytes(), f"{LINE}\n{LINE}\n".encode()
+    for content in (
+        gzip.compress(other),
+        other,
+        copy[:-20],
+        copy[:-8] + bytes(8),
+        copy[:-4] + b"\xff",
+    ):
+        packed.write_bytes(content)
+        line = error_line(run_here(main, "stats", tmp_path, "--peaks=none"))
+        assert line == f"error: {packed}: is no copy of {log}; rename or remove one of them"
+    log.unlink()
+    packed.write_bytes(copy)
+    assert run_here(main, "stats", tmp_path, packed, "--peaks=none").returncode == 0
+
+
 def test_reasons_belong_to_the_problem_that_was_chosen(tmp_path: Path) -> None:
     shape = "mb2_ic3oc16_ih32oh30kh3sh1dh0ph0_iw32ow30kw3sw1dw0pw0"
     dispatch = "onednn_verbose,v1,primitive,create:dispatch,convolution"
