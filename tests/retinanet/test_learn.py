@@ -133,6 +133,8 @@ def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
     command = ("learn", photos, "--out", out, "--hours", "1e-5")
     job = start_program(sys.executable, "-m", "retinanet", *command)
     wait_for_steps(out / "detector", job, count=2)
+    second = run_here(main, *command)
+    assert error_line(second).startswith(f"error: --out: {out}: another learn is running in")
     job.send_signal(signal.SIGINT)
     stdout, stderr = job.communicate()
     assert job.returncode == STOPPED_BY_SIGNAL, stderr
@@ -146,11 +148,15 @@ def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_preparation_leaves_nothing(photos: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_preparation_leaves_nothing(
+    photos: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     out = tmp_path / "new" / "out"
     job = start_program(sys.executable, "-m", "retinanet", "learn", photos, "--out", out)
     assert job.stdout is not None
     assert any("measuring" in line for line in job.stdout)
+    second = run_here(main, "learn", photos, "--out", out)
+    assert error_line(second).startswith(f"error: --out: {out}: another learn is running in")
     job.send_signal(signal.SIGINT)
     _, stderr = job.communicate()
     assert job.returncode == INTERRUPTED, stderr
