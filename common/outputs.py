@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import InputError, printable
 from common.files import or_refused
-from common.walk import identity
+from common.walk import identity, real_path
 from common.wording import listed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 def require_outside(source: Path, folder: Path, *, advice: str) -> None:
     """Refuse to replace a folder that is, or contains, an input; `advice` is the fix."""
-    place, replaced = source.resolve(), folder.resolve()
+    place, replaced = real_path(source), real_path(folder)
     if place == replaced or replaced in place.parents:
         raise InputError(f"{folder}: would replace {source}, which this command reads; {advice}")
 

@@ -18,6 +18,7 @@ from common.locks import locked_folder
 from common.options import option_values
 from common.processes import interrupted_by_sigterm
 from common.program import train_command
+from common.walk import real_path
 from data.annotations import SPLITS, Split, count_pixels
 from data.convert import READERS
 from data.decoding import resolve_decoder
@@ -79,7 +80,7 @@ def learn(options: LearnOptions) -> int:
         InputError: The labels or photos cannot be used, or the folder is not of such a call.
     """
     source, console = options.labels.source, make_console()
-    out = options.out or Path("runs", (source if source.is_dir() else source.parent).resolve().name)
+    out = options.out or Path("runs", real_path(source if source.is_dir() else source.parent).name)
     file, run = out / "my-photos.yaml", out / "detector"
     chosen = {each.name: value for each, value in option_values(options) if each.name != "out"}
     given = printable("retinanet learn: " + ", ".join(f"{k} {v}" for k, v in chosen.items() if v))
