@@ -1,5 +1,6 @@
 """`retinanet learn`: from photos and labels in three formats to a detector and its page."""
 
+import json
 import shutil
 import signal
 import sys
@@ -188,6 +189,14 @@ def damage_photo(folder: Path) -> None:
     photo.write_bytes(photo.read_bytes()[:200])
 
 
+def write_labelme_set(folder: Path) -> None:
+    write_photos(folder, one_class())
+    shape = {"label": "Cat", "points": [[16, 8], [80, 56]], "shape_type": "rectangle"}
+    for photo in folder.rglob("*.jpg"):
+        content = {"version": "5.5.0", "flags": {}, "shapes": [shape], "imagePath": photo.name}
+        photo.with_suffix(".json").write_text(json.dumps(content))
+
+
 def write_one_photo(folder: Path) -> None:
     write_yolo_set(folder, images=1)
 
@@ -217,6 +226,14 @@ def write_boxes(folder: Path, count: int) -> None:
         (remove_photos, ("result.json: images[0].file_name", "'part 0/000.jpg'")),
         (write_two_formats, ("photos: has labels of voc and coco", "--from")),
         (damage_photo, ("photos/images: image_damaged: 1, first images[", "part 1/003.jpg")),
+        (
+            write_labelme_set,
+            (
+                "error: as coco: ",
+                "000.json: this is labelme's format, a file for each photo",
+                "convert all of them by labelme2coco.py",
+            ),
+        ),
         (write_one_photo, ("photos: one photo; training and validation need one each",)),
         (
             write_wrong_line,
