@@ -341,8 +341,11 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(file: Path, *, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
-    """Return the content of a file as UTF-8 text; `errors` as in `bytes.decode`."""
-    return read_bytes(file, most_bytes=most_bytes).decode("utf-8", errors)
+    """Return the content of a file as UTF-8 text; `errors` as in `bytes.decode`.
+
+    A byte order mark, as editors on Windows write it, is not part of the text.
+    """
+    return read_bytes(file, most_bytes=most_bytes).decode("utf-8-sig", errors)
 
 
 def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
@@ -350,7 +353,7 @@ def read_json_object(file: Path, *, advice: str) -> dict[str, Any]:
     with or_unreadable(file, advice=advice):
         text = read_bytes(file)
     try:
-        content = json.loads(text.decode())
+        content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise InputError(f"{file}: is not JSON; {advice}") from error
     if not isinstance(content, dict):

@@ -14,7 +14,7 @@ writes are marked, so that they are checked once, before every command's work.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,7 @@ def option(
     exclusive: str | None = None,
     group: str | None = None,
     writes: bool = False,
+    reads: Callable[[Any], Iterable[Path]] | None = None,
     **added: Any,
 ) -> Any:
     """Return a field that is the option `--field-name`; without a default it must be given.
@@ -48,6 +49,8 @@ def option(
         exclusive: Of the options with this word, at most one can be given.
         group: The heading above it in --help.
         writes: The value is a file that the command writes.
+        reads: A function from the value, or one of several, to the files that the command reads,
+            where it is no file itself, such as a folder of logs.
         **added: Other arguments of `ArgumentParser.add_argument`.
     """
     if name is not None:
@@ -55,7 +58,7 @@ def option(
     if parse is not None:
         added["type"] = parse
     added |= {"help": what, "exclusive": exclusive, "group": group}
-    return field(default=default, metadata={ADDED: added, "writes": writes})
+    return field(default=default, metadata={ADDED: added, "writes": writes, "reads": reads})
 
 
 def argument(what: str, *, metavar: str, **added: Any) -> Any:
@@ -221,6 +224,8 @@ def check_outputs(options: Any) -> None:
             written[option_name(each)] = value
         elif each.name == "out":
             folder = paths
+        elif reads := each.metadata.get("reads"):
+            read += chain.from_iterable(reads(v) for v in values if v is not None)
         else:
             read += paths
         if each.name == "overwrite":

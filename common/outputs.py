@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import InputError, printable
 from common.files import or_refused
-from common.walk import identity
+from common.walk import identity, real_path
 from common.wording import listed
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
     Folders and missing files among them do not count. Raises InputError that names both.
     """
-    read = {identity(file): file for file in inputs if file.is_file()}
-    for output in outputs:
-        if output.is_file() and (source := read.get(identity(output))):
+    present = [output for output in outputs if output.is_file()]
+    # A data set has many files: they are looked at only where there is something to replace.
+    read = {identity(file): file for file in inputs if file.is_file()} if present else {}
+    for output in present:
+        if source := read.get(identity(output)):
             raise InputError(
                 f"{output}: would replace {source}, which this command reads; set another output"
             )
@@ -32,7 +34,7 @@ def require_no_input(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 def require_outside(source: Path, folder: Path, *, advice: str) -> None:
     """Refuse to replace a folder that is, or contains, an input; `advice` is the fix."""
-    place, replaced = source.resolve(), folder.resolve()
+    place, replaced = real_path(source), real_path(folder)
     if place == replaced or replaced in place.parents:
         raise InputError(f"{folder}: would replace {source}, which this command reads; {advice}")
 

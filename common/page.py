@@ -223,21 +223,6 @@ def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def three(value: float) -> str:
-    """Format a number with about three digits, without exponent: `12,346`, `12.3`, `0.012`."""
-    if value == 0:
-        return "0"
-    if 0 < value < 0.0005:
-        return "< 0.001"
-    decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
-    return f"{value:,.{decimals}f}"
-
-
-def count(value: float) -> str:
-    """Format a number of calls, with decimals for a mean."""
-    return f"{value:,.0f}" if value == round(value) else three(value)
-
-
 def sentence(text: str) -> str:
     """Return text as a sentence, with a capital and a full stop; oneDNN keeps its case."""
     begin = text[:1] if text.startswith("oneDNN") else text[:1].upper()

@@ -184,6 +184,14 @@ def identity(path: Path | str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def real_path(path: Path) -> Path:
+    """Return a path with all links followed, as far as they lead anywhere.
+
+    `Path.resolve` raises RuntimeError for links that lead to each other, before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 def list_folder(path: str, below: str, reach: Reach, left_out: LeftOut, options: Options) -> Folder:
     """Return what is in a folder, without what must not be taken from it."""
     found = Folder(below, [], [], [])

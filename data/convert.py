@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.files import or_refused
 from common.options import flag, included, option, overwrite_option
 from common.outputs import require_no_input, require_outside
-from common.walk import ALLOW_OUTSIDE
+from common.walk import ALLOW_OUTSIDE, real_path
 from data.annotations import SPLITS, known_trees
 from data.coco_json import read_annotations
 from data.formats.coco import read_coco
@@ -239,7 +239,7 @@ def convert_json(path: Path, *, out: Path | None, overwrite: bool, console: Cons
                 raise InputError(
                     f"{out}: is a link, or holds files that are not of an index; set another --out"
                 )
-            write_index(out, annotations, made_from=str(path.resolve()))
+            write_index(out, annotations, made_from=str(real_path(path)))
         folder, was_made, annotations = out, True, open_index(out)
     how = f"made in {clock(time.monotonic() - began)}" if was_made else "up to date"
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / MEGABYTE

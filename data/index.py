@@ -36,6 +36,7 @@ from common.files import (
     replacing,
 )
 from common.locks import one_process_at_a_time
+from common.walk import real_path
 from data.annotations import Annotations, TextColumn
 from data.coco_json import read_annotations
 from data.findings import KINDS, Findings
@@ -251,7 +252,7 @@ def index_homes(path: Path) -> list[Path]:
 
     Raises InputError for one that is a link: what it leads to is not the index's to write or clear.
     """
-    whole_path = str(path.resolve())
+    whole_path = str(real_path(path))
     name = f"{path.name}-{hashlib.sha256(whole_path.encode()).hexdigest()[:16]}.index"
     beside, cache = path.with_name(f"{path.name}.index"), user_cache()
     homes = [beside, cache / "indexes" / name] if cache else [beside]
@@ -340,7 +341,7 @@ def make_index(path: Path, stamp: Stamp, home: Path, *, console: Console) -> Fou
                 console.print(note, soft_wrap=True)
             remove_index(folder)  # a damaged one
             try:
-                write_index(folder, annotations, made_from=str(path.resolve()))
+                write_index(folder, annotations, made_from=str(real_path(path)))
             except OSError:
                 # If the file system has no locks another process may have been faster.
                 index = usable_index(folder)

@@ -71,7 +71,20 @@ def stream_lists(
         raise InputError(f"{path}: cannot be parsed as JSON: {error}") from error
     for name in names:
         if name in missing:
-            raise InputError(f"{path}: {name}: missing; this is not COCO's format")
+            other = LABELME if is_of_labelme(path) else "this is not COCO's format"
+            raise InputError(f"{path}: {name}: missing; {other}")
+
+
+LABELME = (
+    "this is labelme's format, a file for each photo, which is not read; convert all of them by "
+    "labelme2coco.py, of labelme's examples"
+)
+
+
+def is_of_labelme(path: Path) -> bool:
+    """Return whether a JSON file seems to hold the shapes that somebody drew in one photo."""
+    with or_unreadable(path), open_regular(path) as file:
+        return b'"shapes"' in file.read(4096)  # they stand before the photo's own bytes
 
 
 class Window:

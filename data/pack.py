@@ -43,7 +43,7 @@ from common.files import in_place_when_whole, open_regular, or_refused, or_unrea
 from common.locks import locked_folder
 from common.options import argument, flag, option
 from common.outputs import check_space
-from common.walk import LeftOut, Reach, walk_files
+from common.walk import LeftOut, Reach, real_path, walk_files
 from common.wording import counted
 from data.annotations import TextColumn, image_path
 from data.decoding import SUFFIXES
@@ -108,7 +108,7 @@ def run_pack(options: PackOptions) -> int:
         raise InputError(f"{images}: is not a folder; give a folder of images")
     if pack_of(images.absolute()):
         raise InputError(f"{images}: is packed; give a folder of image files")
-    if out.resolve() == images.resolve():
+    if real_path(out) == real_path(images):
         raise InputError(f"--out: {out}: is the folder of images; give another one")
     if os.path.lexists(out / INDEX):
         raise InputError(f"--out: {out}: is packed already; give another folder")

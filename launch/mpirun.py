@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from common.errors import InputError
 from common.processes import finished
 from common.program import PROGRAM, console_script
+from common.walk import real_path
 from launch.hosts import BATCH_SYSTEMS
 from launch.ranks import Ranks, launcher_named
 
@@ -95,7 +96,7 @@ def choose_mpirun(given: Path | None) -> Mpirun:
     environment = Path(sys.prefix) / "bin"
     on_path = [Path(folder) for folder in os.get_exec_path() if folder]
     # An activated environment is first on PATH, before the cluster's MPI: it is tried last.
-    others = [folder for folder in on_path if folder.resolve() != environment.resolve()]
+    others = [folder for folder in on_path if real_path(folder) != real_path(environment)]
     for folder in (*others, environment):
         for name in NAMES:
             if found := shutil.which((folder / name).absolute()):

@@ -26,8 +26,9 @@ from common.console import make_console, print_cautions, print_line, significant
 from common.errors import CONDITION_MET, FINISHED, InputError, printable
 from common.files import as_csv, write_atomically
 from common.options import Outputs, argument, flag, included, option
+from common.walk import real_path
 from profiling.efficiency import marked_steps
-from profiling.onednn_log.log import OneDnnLog, read_with_progress
+from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
 from profiling.onednn_log.work import direction_name, modern_shape
 from profiling.sums import grouped
 
@@ -63,8 +64,10 @@ examples:
 class CompareOptions:
     """The options of `retinanet profile compare`."""
 
-    first: Path = argument("a log or a folder of logs", metavar="LOG")
-    second: Path = argument("the log or folder of logs to compare with", metavar="REFERENCE")
+    first: Path = argument("a log or a folder of logs", metavar="LOG", reads=log_files)
+    second: Path = argument(
+        "the log or folder of logs to compare with", metavar="REFERENCE", reads=log_files
+    )
     names: str | None = option(
         "names of the two sides (default: their file names)", default=None, metavar="A,B"
     )
@@ -141,7 +144,7 @@ def choose_names(names: str | None, first: Path, second: Path) -> tuple[str, str
             raise InputError(f"--names {names!r}: expected two names separated by a comma")
         return left, right
     # Logs of two runs often have the same file name: folders are added until the ends differ.
-    whole = [path.resolve() for path in (first, second)]
+    whole = [real_path(path) for path in (first, second)]
     parts = [(path if path.is_dir() else path.with_suffix("")).parts for path in whole]
     for count in range(1, max(map(len, parts)) + 1):
         left, right = ("/".join(part[-count:]) for part in parts)

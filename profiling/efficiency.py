@@ -21,7 +21,7 @@ from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import write_atomically
-from common.options import Outputs, argument, included, option
+from common.options import Outputs, included, option
 from common.wording import counted
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import LogPosition, OneDnnLog
@@ -83,7 +83,7 @@ OUTPUTS = ("efficiency.csv", *chart_names("efficiency"), "replay.json", "peaks.j
 class EfficiencyOptions:
     """The options of `retinanet profile efficiency`."""
 
-    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
+    logs: list[Path] = onednn_logs.logs_argument()
     replay: Path | None = option(
         "use this replay.json; run nothing", default=None, metavar="FILE", group="replay"
     )

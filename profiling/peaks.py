@@ -287,7 +287,7 @@ def peaks_option() -> Any:
         "peak rates written by `retinanet profile peaks --json FILE`; `none`: use no peaks "
         "(default: measure this machine, with the log's number of threads)"
     )
-    return option(what, default=MEASURE, metavar="FILE")
+    return option(what, default=MEASURE, metavar="FILE", reads=lambda choice: [Path(choice)])
 
 
 def choose_peaks(

@@ -24,7 +24,7 @@ from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, significant
 from common.errors import FINISHED, InputError, printable
 from common.files import csv_parts, write_atomically, write_parts
-from common.options import Outputs, argument, included, option
+from common.options import Outputs, included, option
 from profiling.causes import MEASURES, fallback_table, operator_table, operators_in_full
 from profiling.onednn_log import log as onednn_logs
 from profiling.onednn_log.log import Calls, OneDnnLog
@@ -68,7 +68,7 @@ CHARTS = ("distribution", "roofline")
 class StatsOptions:
     """The options of `retinanet profile stats`."""
 
-    logs: list[Path] = argument(onednn_logs.LOGS_HELP, nargs="+", metavar="LOG")
+    logs: list[Path] = onednn_logs.logs_argument()
     peaks: str = peaks_option()
     top: int = option("problems to print", default=10, parse=positive, metavar="N")
     outputs: Outputs = included(Outputs)

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from common.console import make_console, print_line, progress
 from common.errors import FINISHED, InputError, printable
+from common.outputs import require_no_input
 from common.wording import counted
-from data.annotations import Split, as_setting, shown_size
+from data.annotations import Split, as_setting, image_path, shown_size
 from data.dataset import DetectionDataset, Sample, SampleKey, make_class_map
 from data.decoding import decode_annotated, resolve_decoder
 from data.index import open_annotations
@@ -62,6 +63,8 @@ def show(options: ShowOptions) -> int:
     console = make_console()
     with training_files(settings, seed=seed, console=console) as split:
         train, plain = open_datasets(settings, split, console=console)
+        images = (image_path(train.image_folder, name) for name in train.annotations.file_names)
+        require_no_input([out], images)
         rows = choose_images(len(train), count=count, seed=seed)
         with progress(console, "drawing images", total=len(rows)) as advance:
             pictures = []

@@ -14,9 +14,11 @@ from rich.console import Console
 from common.console import clock, make_console, print_line
 from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputError, printable
 from common.files import read_text, removed_on_failure, write_atomically
+from common.locks import locked_folder
 from common.options import option_values
 from common.processes import interrupted_by_sigterm
 from common.program import train_command
+from common.walk import real_path
 from data.annotations import SPLITS, Split, count_pixels
 from data.convert import READERS
 from data.decoding import resolve_decoder
@@ -45,6 +47,7 @@ EVALUATIONS = 10  # At most
 BATCHES = ((8, 320**2), (4, 640**2), (2, 1600**2))
 """Images, up to so many pixels of each; fewer where memory is short."""
 GIVEN = "the given detector"
+WORK = "learn"  # The name of the lock on the folder
 RATE = 3e-4 / 8  # The learning rate for each image of a batch
 SETTINGS = """\
 # {given}
@@ -77,28 +80,31 @@ def learn(options: LearnOptions) -> int:
         InputError: The labels or photos cannot be used, or the folder is not of such a call.
     """
     source, console = options.labels.source, make_console()
-    out = options.out or Path("runs", (source if source.is_dir() else source.parent).resolve().name)
+    out = options.out or Path("runs", real_path(source if source.is_dir() else source.parent).name)
     file, run = out / "my-photos.yaml", out / "detector"
     chosen = {each.name: value for each, value in option_values(options) if each.name != "out"}
     given = printable("retinanet learn: " + ", ".join(f"{k} {v}" for k, v in chosen.items() if v))
-    if not file.exists():
+    is_there = file.exists()
+    if not is_there:
         if out.exists():
-            raise InputError(
-                f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
-            )
-        with interrupted_by_sigterm(), removed_on_failure([out]):
+            with locked_folder(out, WORK):  # a call that prepares its run is told of first
+                raise InputError(
+                    f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
+                )
+        with interrupted_by_sigterm(), removed_on_failure([out]), locked_folder(out, WORK):
             prepare(options, file, given, console)
     elif read_text(file).partition("\n")[0] != f"# {given}":
         raise InputError(
             f"{file}: not of {given}; give the options that it names, or another --out"
         )
-    else:
-        print_line(console, f"{file}: goes on with it; another --out reads the labels anew")
-    print_line(console, f"\n{file}:\n{read_text(file)}")
-    command = [*train_command(), "--config", str(file), "--auto-resume"]
-    status = run_with_graceful_stop(command, stop_signal=signal.SIGTERM)
-    if status == FINISHED and not (run / REPORT).exists():
-        status = report(ReportOptions(checkpoint=run))
+    with locked_folder(out, WORK):
+        if is_there:
+            print_line(console, f"{file}: goes on with it; another --out reads the labels anew")
+        print_line(console, f"\n{file}:\n{read_text(file)}")
+        command = [*train_command(), "--config", str(file), "--auto-resume"]
+        status = run_with_graceful_stop(command, stop_signal=signal.SIGTERM)
+        if status == FINISHED and not (run / REPORT).exists():
+            status = report(ReportOptions(checkpoint=run))
     if status in (STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY):
         print_line(console, "or repeat this command, which goes on from there")
     return status

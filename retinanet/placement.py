@@ -88,21 +88,28 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
     Raises:
         InputError: The ranks do not fit the host, the split or the groups.
     """
-    split, batch_size = settings.distributed.batch_split, settings.training.batch_size
-    batches = config_types.planned_split(split, batch_size=batch_size, ranks=ranks.size)
-    groups = config_types.planned_groups(settings.distributed.groups, ranks=ranks.size)
+    division = describe_division(settings, ranks=ranks.size)
     plan = plan_of_host(settings, ranks)
     # A buffer with stdout's encoding: rich chooses the characters of a table by it.
     shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
     with redirect_stdout(shown):
         print_plan(plan)
     shown.seek(0)
-    if batches:
-        print(f"# batches: {batches}")
-    if groups:
-        print(f"# compute groups: {groups}")
-    for line in shown.read().splitlines():
+    for line in (*division, *shown.read().splitlines()):
         print(f"# {line}".rstrip())
+
+
+def describe_division(settings: Config, *, ranks: int) -> list[str]:
+    """Return a line about the split of batches, unless it is even, and one about compute groups.
+
+    Raises:
+        InputError: The ranks do not fit the split or the groups.
+    """
+    split, batch_size = settings.distributed.batch_split, settings.training.batch_size
+    batches = config_types.planned_split(split, batch_size=batch_size, ranks=ranks)
+    groups = config_types.planned_groups(settings.distributed.groups, ranks=ranks)
+    lines = {"batches": batches, "compute groups": groups}
+    return [f"{name}: {text}" for name, text in lines.items() if text]
 
 
 def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
@@ -303,9 +310,12 @@ def plan_command(options: PlanOptions) -> int:
     hosts: Sequence[tuple[str, int]] = ((name, options.np or 1),)
     if options.hosts is not None:
         hosts = hosts_with_ranks(options.hosts, ranks=options.np)
+    division = describe_division(settings, ranks=sum(count for _, count in hosts))
     plan = configured_plan(
         settings, host, allowed=allowed, quota=quota, hosts=hosts, openmp=options.openmp
     )
+    for line in division:
+        print(line)
     print_plan(plan)
     if options.json is not None:
         write_json(options.json, plan_as_json(plan))

@@ -35,6 +35,7 @@ from data.formats.labels import (
     settle_faults,
 )
 from data.index import read_stamp
+from data.json_lists import LABELME, is_of_labelme
 from data.packed import is_image_file, list_images
 from data.verify.report import obstacle
 from data.verify.splits import CheckedSplit
@@ -67,6 +68,8 @@ def read_coco(
     files = find_files(source, reach)
     check_names(files, files.values())
     for name, file in files.items():
+        if is_of_labelme(file):
+            raise InputError(f"{file}: {LABELME}")
         annotations, notes, roots_here = read_file(
             file, skip_bad_labels=options.skip_bad_labels, console=console
         )
@@ -201,6 +204,8 @@ def find_files(source: Path, reach: Reach) -> dict[str, Path]:
         if OTHER_TASKS.match(file.name) or any(name.endswith(".index") for name in folders):
             continue
         name = split_of(file, source)
+        if name in found and is_of_labelme(found[name]):
+            break  # the first of many files, which is refused when it is read
         if name in found:
             raise InputError(
                 f"{source}: {found[name]} and {file} are both of the split {name!r}; give the path "

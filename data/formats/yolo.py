@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from common.errors import InputError
-from common.files import read_bytes
+from common.files import read_text
 from common.walk import OUTSIDE, LeftOut, Reach, walk_folders
 from common.yaml_text import read_yaml
 from data.annotations import SLACK, Annotations, spellings
@@ -404,7 +404,7 @@ def list_folder(folder: str) -> list[str]:
 def begins_with_label(file: Path) -> bool:
     """Return whether the first line of a text is a label: five numbers or more."""
     try:
-        text = read_bytes(file, most_bytes=MOST_BYTES).decode("utf-8-sig")
+        text = read_text(file, most_bytes=MOST_BYTES)
     except (OSError, UnicodeDecodeError):
         return False
     columns = text.lstrip().partition("\n")[0].split()

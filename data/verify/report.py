@@ -21,6 +21,7 @@ from common.files import (
     require_writable_later,
     write_atomically,
 )
+from common.walk import real_path
 from common.wording import counted
 from data.annotations import Split, SplitName, TrainingRules
 from data.coco_json import Entries, clean_annotations, clean_images
@@ -339,7 +340,7 @@ def write_clean(folder: Path, checked: Sequence[CheckedSplit], console: Console)
         assert split.entries is not None
         entries, path = split.entries, index_folder(folder, split.name)
         annotations = clean_annotations(entries)
-        made_from = f"{split.split.annotations.resolve()}, cleaned"
+        made_from = f"{real_path(split.split.annotations)}, cleaned"
         with or_refused(path):
             write_index(path, annotations, made_from=made_from)
         images = len(entries.image_ids) + entries.unreadable_images

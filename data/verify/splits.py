@@ -21,7 +21,7 @@ from rich.console import Console
 
 from common.console import progress_in_bytes
 from common.errors import InputError
-from common.walk import LeftOut, Reach
+from common.walk import LeftOut, Reach, real_path
 from data.annotations import SPLITS, Split, TrainingRules, images_in_other, leaves_folder
 from data.coco_json import Entries, check_ids, entries_of_index, leave_out_root, read_entries
 from data.decoding import (
@@ -306,7 +306,7 @@ def find_unused_files(checked: Sequence[CheckedSplit]) -> None:
     """Find image files that are in no annotations; a shared folder counts for the first split."""
     sharing: dict[Path, list[CheckedSplit]] = {}
     for split in checked:
-        sharing.setdefault(split.split.images.resolve(), []).append(split)
+        sharing.setdefault(real_path(split.split.images), []).append(split)
     for folder, sharers in sharing.items():
         readable = [split.entries for split in sharers if split.entries is not None]
         # Without a split's annotations, all of its files would be reported as unused.

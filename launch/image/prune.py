@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.machine import mapped_files
+from common.walk import real_path
 
 COMPILING = ("torch/include", "torch/share", "mpich/include", "numpy/*/include")
 """Below site-packages: only a compiler reads them."""
@@ -27,7 +28,7 @@ def main() -> int:
     parser.add_argument("environment", type=Path, help="the virtual environment of this Python")
     environment = parser.parse_args().environment
     packages = Path(sysconfig.get_path("purelib"))
-    if not packages.is_relative_to(environment.resolve()):
+    if not packages.is_relative_to(real_path(environment)):
         parser.error(f"{environment}: not the environment of this Python; give the path of .venv")
     before = disk_usage(packages)
     used = files_in_use(packages)
@@ -48,7 +49,7 @@ def files_in_use(packages: Path) -> set[Path]:
     # Libraries may be loaded as late as the first forward and backward pass.
     images = torch.zeros(1, 3, 8, 8, requires_grad=True)
     torch.nn.functional.conv2d(images, torch.zeros(4, 3, 3, 3)).sum().backward()
-    mapped = {path.resolve() for path in mapped_files("")}
+    mapped = {real_path(path) for path in mapped_files("")}
     return {path for path in mapped if path.is_relative_to(packages)}
 
 
@@ -61,7 +62,7 @@ def unneeded(packages: Path, used: set[Path]) -> Iterator[Path]:
     cuda = [path for pattern in CUDA_OF_TORCH for path in (packages / "torch/lib").glob(pattern)]
     cuda += [path for path in packages.glob("nvidia/**/*") if path.is_file()]
     for path in cuda:
-        if path.resolve() not in used and path.suffix != ".py":
+        if real_path(path) not in used and path.suffix != ".py":
             yield path
 
 

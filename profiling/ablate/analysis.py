@@ -13,8 +13,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from common.charts import Cell, Column, Table, text_column
-from common.console import significant
-from common.page import three
+from common.console import significant, three_digits
 from common.wording import listed
 from profiling.ablate.definition import Ablation, Ablations, Comparison
 from profiling.ablate.result import Place, Result, memory_policy, read_result
@@ -243,7 +242,7 @@ def variants_table(ablation: Ablation, result: Result, *, for_page: bool) -> Tab
     quantity, unit = "seconds", "s"
     if choice.of != "seconds" and result.values(next(iter(variants)), choice.of):
         quantity, unit = choice.of, quantity_label(choice.of)
-    number = three if for_page else significant
+    number = three_digits if for_page else significant
     columns = {
         "variant": text_column("variant"),
         "description": text_column("description"),

@@ -33,7 +33,7 @@ from common.errors import FINISHED, InputError
 from common.files import write_json
 from common.machine import environment
 from common.options import json_option, option, overrides_argument
-from common.walk import LeftOut, Reach
+from common.walk import LeftOut, Reach, real_path
 from data.decoding import DECODERS, SUFFIXES, decoder_fault, describe_decoder
 from data.packed import list_images
 from data.synthetic import make_synthetic_data
@@ -192,7 +192,7 @@ def photos_in(folder: Path, *, limit: int, option: str = "--images") -> list[Pat
     """
     if not folder.is_dir():
         raise InputError(f"{option}: {folder} is not a folder; give a folder with images")
-    folder = folder.resolve()
+    folder = real_path(folder)
     reach = Reach.of(folder, allow_outside=True)  # photos are read, not copied
     names = list_images(folder, reach, LeftOut(), suffixes=SUFFIXES, depth=0)
     photos = [folder / name for name in names]

@@ -85,6 +85,7 @@ def run_jobs(
         JobFailedError: A job failed; its ranks have printed the reason.
     """
     console, mpirun = make_console(), choose_mpirun(None)
+    are_distinct = len(set(settings.values())) == len(settings)
     measured: list[dict[Name, Job]] = []
     with (
         background_load() as others,
@@ -95,7 +96,8 @@ def run_jobs(
             for name, setting in settings.items():
                 overrides = (*job.overrides, setting)
                 its_job = replace(job, overrides=overrides, scenes=Path(folder, "scenes"))
-                title = f"round {number} of {rounds}, {setting}; steps"
+                shown = setting if are_distinct else f"{name}, {setting}"
+                title = f"round {number} of {rounds}, {shown}; steps"
                 with beside(name), progress(console, title, total=job.all_steps) as advance:
                     measured[-1][name] = measure_ranks(
                         its_job,

@@ -60,13 +60,14 @@ class ByThreads:
         """Return the values of `STEP_COLUMNS`."""
         results, label, cores = self.results, named(name, threads), self.cores.count(threads)
         seconds, first = results.seconds(label), named(name, self.threads[0])
+        outside = self.outside(name, threads)
         runs = [run.seconds for run in results.runs[label]]
         rates, rate = self.rates(threads), self.gflop(threads) / seconds
         return [
             *(name, threads, cores, seconds),
             f"{significant(min(runs))}–{significant(max(runs))}",
             *(results.ratio(label, first).median, rate, rate / cores),
-            1000 * (seconds - sum(self.kernels(name, threads).values())),
+            None if outside is None else 1000 * outside,
             *(rates.get("float32"), rates.get("bf16"), rates["copy"] / 1e9),
         ]
 
@@ -83,6 +84,15 @@ class ByThreads:
         primitives = self.results.primitives[named(name, threads)]
         ours = {f"{kernel} (ours)": s for kernel, s in primitives.kernel_seconds.items()}
         return {**ours, **primitives.by_kind}
+
+    def outside(self, name: str, threads: int) -> float | None:
+        """Return the seconds of a step outside of all kernels; None where these took longer.
+
+        They are timed in steps of their own, which other work may have slowed down.
+        """
+        seconds = self.results.seconds(named(name, threads))
+        outside = seconds - sum(self.kernels(name, threads).values())
+        return outside if outside >= 0 else None
 
     def by_kernel(self, name: str) -> Table:
         """Return milliseconds of a step in each kernel, and how well it scales; then the rest.
@@ -106,7 +116,7 @@ class ByThreads:
         in_all = {n: sum(of_step.values()) for n, of_step in seconds.items()}
         totals = [
             row("all kernels", in_all),
-            row("outside kernels", {n: steps[n] - in_all[n] for n in self.threads}),
+            row("outside kernels", {n: self.outside(name, n) for n in self.threads}),
             row("step", steps),
         ]
         for rate, what in RATES.items() if others else ():
@@ -125,7 +135,7 @@ class ByThreads:
 
     def scaling(self, first: float | None, seconds: float | None, threads: int) -> float | None:
         """Return the speed-up relative to the number of physical cores, against the first time."""
-        if not first or not seconds or min(first, seconds) < 0:
+        if not first or not seconds:
             return None
         count = self.cores.count
         return first / seconds / (count(threads) / count(self.threads[0]))

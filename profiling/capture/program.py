@@ -28,6 +28,7 @@ from common.errors import BAD_INPUT, InputError
 from common.files import or_refused
 from common.native import NoCompilerError, find_compiler
 from common.options import argument, option, overwrite_option
+from common.walk import real_path
 from profiling.causes import attributed_share
 from profiling.onednn_log.log import OneDnnLog, read_with_progress
 
@@ -109,7 +110,7 @@ def capture(options: CaptureOptions) -> int:
         out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="profilednn-") as libraries:
         settings = {
-            "folder": str(out.resolve()),
+            "folder": str(real_path(out)),
             "libraries": libraries,
             "compiler": compiler,
             "steps": options.steps or (0, 0),

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.console import Console
 from common.console import print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import or_unreadable, regular_descriptor
+from common.options import argument
 from common.walk import identity
 from common.wording import listed
 from profiling.onednn_log import parse
@@ -496,9 +497,6 @@ def open_log(file: Path, advance: Callable[[int], None]) -> Iterator[TextIO]:
         yield io.TextIOWrapper(unpacked, "utf-8", "replace", newline="\n")
 
 
-LOGS_HELP = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
-
-
 def log_files(path: Path) -> list[Path]:
     """Return a log, or all logs of a folder, such as `runs/coco/onednn`.
 
@@ -513,16 +511,53 @@ def log_files(path: Path) -> list[Path]:
     return files
 
 
+def logs_argument() -> Any:
+    """Return the field of one or more logs and folders of logs, for `read_with_progress`."""
+    what = "log of ONEDNN_VERBOSE=1, plain or .gz, or a folder of logs; -: standard input"
+    return argument(what, nargs="+", metavar="LOG", reads=log_files)
+
+
+def without_copies(files: Sequence[Path], console: Console) -> list[Path]:
+    """Return each file once, without packed copies, which `gzip --keep` leaves beside a log.
+
+    Raises:
+        InputError: A log and the packed one of its name have different contents.
+    """
+    named = {identity(file) or file: file for file in files}
+    for packed in [file for file in named.values() if file.suffix == ".gz"]:
+        plain = named.get(identity(packed.with_suffix("")) or packed)
+        if plain is None or plain == packed:
+            continue
+        if not have_equal_content(plain, packed):
+            raise InputError(f"{packed}: is no copy of {plain}; rename or remove one of them")
+        print_line(console, f"note: {packed} is left out: it is a packed copy of {plain}")
+        del named[identity(packed) or packed]
+    return list(named.values())
+
+
+def have_equal_content(first: Path, second: Path) -> bool:
+    """Return whether two logs have the same text, unpacked; not where a packed one is damaged."""
+    streams = []
+    with ExitStack() as opened, suppress(EOFError, zlib.error, gzip.BadGzipFile):
+        for file in (first, second):
+            opened.enter_context(or_unreadable(file))
+            streams.append(opened.enter_context(open_log(file, lambda _: None)))
+        left, right = streams
+        while (part := left.read(BLOCK)) == right.read(BLOCK):
+            if not part:
+                return True
+    return False
+
+
 def read_with_progress(
     logs: list[Path], console: Console, *, needs_executions: bool = True
 ) -> OneDnnLog:
-    """Read logs and folders of logs, each file once, with a progress bar for large ones.
+    """Read logs and folders of logs, each once, with a progress bar for large ones.
 
     Raises:
-        InputError: A folder has no log, or see `read_logs`.
+        InputError: A folder has no log, or see `without_copies` and `read_logs`.
     """
-    named = {identity(file) or file: file for log in logs for file in log_files(log)}
-    files = list(named.values())
+    files = without_copies([file for log in logs for file in log_files(log)], console)
     total = sum(file.stat().st_size for file in files if file.is_file())
     done = 0
     with progress_in_bytes(console, "reading", total=total) as show:

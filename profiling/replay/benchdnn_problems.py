@@ -434,6 +434,7 @@ def problem_line(problem: Problem, dialect: Dialect) -> ProblemLine:
 
 
 NOT_EXPRESSIBLE = "not-expressible.txt"
+PROBLEM_FILES = (*(f"{DRIVER_NAMES.get(kind, kind)}.txt" for kind in DRIVERS), NOT_EXPRESSIBLE)
 
 
 @dataclass(frozen=True)
@@ -474,7 +475,7 @@ def write_problem_files(
     require_free_outputs(list(contents), overwrite=overwrite)
     if overwrite:
         # An earlier call's files are not of this log.
-        for name in (*(f"{DRIVER_NAMES.get(kind, kind)}.txt" for kind in DRIVERS), NOT_EXPRESSIBLE):
+        for name in PROBLEM_FILES:
             if folder / name not in contents:
                 (folder / name).unlink(missing_ok=True)
     for file, text in contents.items():

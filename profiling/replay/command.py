@@ -17,13 +17,14 @@ from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, three_digits
 from common.errors import FINISHED, InputError, printable
 from common.files import require_free_outputs, write_json
-from common.options import argument, flag, included, json_option, option, overwrite_option
+from common.options import flag, included, json_option, option, overwrite_option
+from common.outputs import require_no_input
 from common.wording import counted
-from profiling.onednn_log.log import LOGS_HELP, Calls, read_with_progress
+from profiling.onednn_log.log import Calls, logs_argument, read_with_progress
 from profiling.onednn_log.work import Problem
 from profiling.replay.benchdnn import Benchdnn, find_benchdnn, probe_benchdnn
 from profiling.replay.benchdnn_fields import Dialect, Layouts
-from profiling.replay.benchdnn_problems import ProblemFiles, write_problem_files
+from profiling.replay.benchdnn_problems import PROBLEM_FILES, ProblemFiles, write_problem_files
 from profiling.replay.replay import (
     Replay,
     ReplayedCalls,
@@ -61,7 +62,7 @@ examples:
 class BenchdnnOptions:
     """The options of `retinanet profile benchdnn`."""
 
-    logs: list[Path] = argument(LOGS_HELP, nargs="+", metavar="LOG")
+    logs: list[Path] = logs_argument()
     out: Path = option("write files here", metavar="DIR")
     overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
     json: Path | None = json_option()
@@ -113,6 +114,7 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     require_free_outputs([replay_file], overwrite=options.overwrite)
     path = None if options.write_only else find_benchdnn(options.benchdnn)
     log = read_with_progress(options.logs, console)
+    require_no_input((options.out / name for name in PROBLEM_FILES), map(Path, log.files))
     calls = costliest(log.calls(), options.top, console)
     program = None
     if not options.write_only:

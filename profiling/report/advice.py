@@ -12,8 +12,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import NamedTuple
 
-from common.console import significant
-from common.page import three
+from common.console import significant, three_digits
 from common.wording import listed
 from profiling.causes import reasons
 from profiling.compare import Comparison
@@ -61,7 +60,7 @@ def saving(advice: Advice, measured: Measured) -> str:
     if measured.wall_ms:
         whole, name = measured.wall_ms, "the step"
     share = f", {advice.saves_ms / whole:.1%} of {name}" if whole else ""
-    return f"At most {three(advice.saves_ms)} ms {measured.unit}{share}."
+    return f"At most {three_digits(advice.saves_ms)} ms {measured.unit}{share}."
 
 
 def most_saving_first(findings: Iterable[Advice]) -> list[Advice]:
@@ -84,9 +83,9 @@ def reorders(material: Material) -> Iterator[Advice]:
         first = part.problems[0]
         yield Advice(
             title="Reorders: layouts or types change between operators",
-            evidence=f"{three(part.total_ms)} ms {measured.unit} in {times(part.calls)}, "
+            evidence=f"{three_digits(part.total_ms)} ms {measured.unit} in {times(part.calls)}, "
             f"{part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
-            f"{readable(first.problem)}, {three(first.total_ms)} ms.",
+            f"{readable(first.problem)}, {three_digits(first.total_ms)} ms.",
             todo="Keep tensors in one layout for all operators (channels_last), and weights in the "
             "layout of their convolution.",
             saves_ms=part.total_ms,
@@ -103,8 +102,8 @@ def fallbacks(material: Material) -> list[Advice]:
     findings = [
         Advice(
             title=f"{part.name} falls back to {implementation}",
-            evidence=f"{three(part.total_ms)} ms {measured.unit} in {len(part.problems)} problems, "
-            f"{part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
+            evidence=f"{three_digits(part.total_ms)} ms {measured.unit} in {len(part.problems)} "
+            f"problems, {part.total_ms / measured.ms:.1%} of oneDNN's time. The costliest: "
             f"{readable(part.problems[0].problem)}.",
             todo=why_skipped(material.log, part.problems[0].problem),
             # All of the time of problems without a roofline.
@@ -153,8 +152,8 @@ def float32_beside_bf16(material: Material) -> Iterator[Advice]:
     )
     yield Advice(
         title="Arithmetic in float32 on a machine with BF16",
-        evidence=f"{three(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's time: "
-        f"{', '.join(by_kind)}.{speeds}",
+        evidence=f"{three_digits(total)} ms {measured.unit}, {total / measured.ms:.1%} of oneDNN's "
+        f"time: {', '.join(by_kind)}.{speeds}",
         todo="Train with BF16 autocast (in retinanet: engine.precision=bf16) and float32 weights.",
         saves_ms=saved_in_bf16(problems, peaks) if peaks else None,
     )
@@ -192,9 +191,9 @@ def far_from_roofline(material: Material) -> Iterator[Advice]:
         first = max(part.problems, key=lambda problem: problem.lost_ms or 0.0)
         yield Advice(
             title=f"{part.name}: {part.bounded_ms / ideal:.2f} times the time at the roofline",
-            evidence=f"{three(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
-            f"{three(ideal)} ms at the peaks of this machine. The largest loss is in "
-            f"{readable(first.problem)}: {three(first.lost_ms or 0.0)} ms.",
+            evidence=f"{three_digits(part.bounded_ms)} ms {measured.unit} in {times(part.calls)}; "
+            f"{three_digits(ideal)} ms at the peaks of this machine. The largest loss is in "
+            f"{readable(first.problem)}: {three_digits(first.lost_ms or 0.0)} ms.",
             todo="Sort the table of all problems by lost time.",
             saves_ms=part.lost_ms,
         )
@@ -217,10 +216,10 @@ def slow_convolutions(material: Material) -> Iterator[Advice]:
     ]
     for item in slow[:MOST_PROBLEMS]:
         alone = alone_ms.get(item.problem)
-        compared = "" if alone is None else f" In isolation: {three(alone * item.calls)} ms."
+        compared = "" if alone is None else f" In isolation: {three_digits(alone * item.calls)} ms."
         yield Advice(
             title=f"{readable(item.problem)}: {item.peak_share:.0%} of the peak rate",
-            evidence=f"{three(item.total_ms)} ms {measured.unit} in {times(item.calls)} of "
+            evidence=f"{three_digits(item.total_ms)} ms {measured.unit} in {times(item.calls)} of "
             f"{item.problem.implementation}, {item.share:.1%} of oneDNN's time, at "
             f"{item.gflop_per_s:,.0f} GFLOP/s.{compared}",
             todo=why_slow(item, alone),
@@ -257,18 +256,18 @@ def mostly_outside(material: Material) -> Iterator[Advice]:
         return
     phases = sorted(find_phases(material.log), key=lambda phase: -phase.elsewhere_ms)
     largest = (
-        f" The largest part: {phases[0].name}, {three(phases[0].elsewhere_ms)} ms."
+        f" The largest part: {phases[0].name}, {three_digits(phases[0].elsewhere_ms)} ms."
         if phases
         else ""
     )
     rows = costliest_outside_onednn(make_rows(traced.analysis)) if traced else []
     named = ", ".join(
-        f"{row.operator} ({row.phase}) {three(row.self_ms)} ms" for row in rows[:OPERATORS]
+        f"{row.operator} ({row.phase}) {three_digits(row.self_ms)} ms" for row in rows[:OPERATORS]
     )
     yield Advice(
         title="More time outside oneDNN than inside",
-        evidence=f"{three(outside)} ms of a step of {three(measured.wall_ms)} ms are outside "
-        f"oneDNN's primitives.{largest}",
+        evidence=f"{three_digits(outside)} ms of a step of {three_digits(measured.wall_ms)} ms are "
+        f"outside oneDNN's primitives.{largest}",
         todo=f"The costliest operators in the trace: {named}."
         if named
         else "Record a trace to find the operators: train with profile.trace.steps.",
@@ -287,7 +286,7 @@ def repeated_creations(material: Material) -> Iterator[Advice]:
         yield Advice(
             title="Primitives are created repeatedly",
             evidence=f"{misses:,} creations (cache_miss) of {len(log.creations):,} different "
-            f"primitives took {three(total)} ms in the log.",
+            f"primitives took {three_digits(total)} ms in the log.",
             todo="Increase ONEDNN_PRIMITIVE_CACHE_CAPACITY, or use fewer different shapes.",
             section="log",
             saves_ms=total / (material.measured.steps.count or 1),
@@ -348,12 +347,12 @@ def uneven_ranks(material: Material) -> Iterator[Advice]:
         average = mean(means.values()) if means else 0.0
         if len(means) < 2 or not average or means[slowest] - average <= UNEVEN * average:
             continue
-        listed = [f"rank {rank} {three(ms)} ms" for rank, ms in means.items()]
+        listed = [f"rank {rank} {three_digits(ms)} ms" for rank, ms in means.items()]
         others = f", and {len(means) - MOST_RANKS} more" if len(means) > MOST_RANKS else ""
         yield Advice(
             title=f"Rank {slowest} is slower than the others ({measure})",
             evidence=f"Per step: {', '.join(listed[:MOST_RANKS])}{others}; average "
-            f"{three(average)} ms.",
+            f"{three_digits(average)} ms.",
             todo="All ranks wait for the slowest. Check its cores and its memory node for another "
             "program, fewer cores, or remote memory.",
             section="ranks",
@@ -374,7 +373,8 @@ def uneven_steps(material: Material) -> Iterator[Advice]:
     yield Advice(
         title=f"Step {number}{'' if rank is None else f' of rank {rank}'} is longer than the "
         "others",
-        evidence=f"{three(wall_ms[slowest])} ms; the others take {three(others)} ms on average.",
+        evidence=f"{three_digits(wall_ms[slowest])} ms; the others take {three_digits(others)} ms "
+        "on average.",
         todo="Means over so few steps are unreliable: log more steps, later in the run, on an idle "
         "machine.",
         section="ranks",
@@ -414,8 +414,8 @@ def additional_calls(material: Material) -> list[Advice]:
             title=f"{kind_and_direction(*key)}: the reference makes fewer calls",
             evidence=f"Compared with {comparison.second.name}, "
             f"{times(sum(pair.extra_calls for pair in pairs))} {unit} are additional, "
-            f"{three(extra)} ms. The costliest: "
-            f"{pairs[0].key.shape} {pairs[0].key.types}, {three(pairs[0].extra_ms)} ms.",
+            f"{three_digits(extra)} ms. The costliest: "
+            f"{pairs[0].key.shape} {pairs[0].key.types}, {three_digits(pairs[0].extra_ms)} ms.",
             todo="Find their cause: gradients of frozen layers, changes of layout, another "
             "batch size, or other kernels in the reference.",
             section="comparison",
@@ -447,7 +447,7 @@ def slower_than_alone(material: Material) -> Iterator[Advice]:
     yield Advice(
         title="Primitives are slower in the run than in isolation",
         evidence=f"In isolation, with warm caches, they take {ratio:.0%} of the time. The largest "
-        f"loss is in {readable(first.problem)}: {three(first.lost_ms / count)} ms.",
+        f"loss is in {readable(first.problem)}: {three_digits(first.lost_ms / count)} ms.",
         todo="Typical causes are cold caches, shared memory bandwidth and shared cores: pin ranks, "
         "one to a memory node, and stop other programs.",
         section="efficiency",
@@ -507,14 +507,15 @@ def memory_traffic(material: Material) -> Iterator[Advice]:
     if saves <= WORTHWHILE * step_ms:
         return
     first = ", ".join(
-        f"{row.operator} ({row.phase}) {three(row.total / 1e9)} GB" for row in fusible[:3]
+        f"{row.operator} ({row.phase}) {three_digits(row.total / 1e9)} GB" for row in fusible[:3]
     )
     yield Advice(
         title="Memory traffic of small operators",
-        evidence=f"The operators of a step read and write {three(moved.total / 1e9)} GB. At the "
-        f"measured {three(bandwidth_gb_per_s)} GB/s this takes {three(milliseconds)} ms, "
-        f"{milliseconds / step_ms:.0%} of the step, if nothing is in caches; {three(saves)} ms of "
-        f"this is outside convolutions, matrix products and this project's kernels: {first}.",
+        evidence=f"The operators of a step read and write {three_digits(moved.total / 1e9)} GB. At "
+        f"the measured {three_digits(bandwidth_gb_per_s)} GB/s this takes "
+        f"{three_digits(milliseconds)} ms, {milliseconds / step_ms:.0%} of the step, if nothing is "
+        f"in caches; {three_digits(saves)} ms of this is outside convolutions, matrix products and "
+        f"this project's kernels: {first}.",
         todo="Fuse them with the operators that produce their arguments, run them in place, or "
         "keep values in BF16.",
         section="trace",

@@ -10,12 +10,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 from common.cli import add_command
-from common.console import make_console, print_line
+from common.console import make_console, print_line, three_digits
 from common.errors import FINISHED, InputError, printable
 from common.files import read_json_object, require_free_outputs, write_atomically
 from common.options import argument, option, overwrite_option
-from common.outputs import require_no_input
-from common.page import render_page, three
+from common.page import render_page
 from profiling.compare import Side, choose_names, compare
 from profiling.efficiency import analyze_efficiency
 from profiling.onednn_log.log import OneDnnLog, log_files, read_with_progress
@@ -49,7 +48,12 @@ examples:
 class ReportOptions:
     """The options of `retinanet profile report`."""
 
-    logs: list[Path] = argument("a log, a folder of logs, or runs/NAME", metavar="LOG", nargs="+")
+    logs: list[Path] = argument(
+        "a log, a folder of logs, or runs/NAME",
+        metavar="LOG",
+        nargs="+",
+        reads=lambda path: find_inputs([path], trace=None, environment=None).files,
+    )
     out: Path = option("the page", default=Path("report.html"), metavar="FILE")
     peaks: str = peaks_option()
     replay: Path | None = option(
@@ -58,7 +62,10 @@ class ReportOptions:
         metavar="FILE",
     )
     reference: Path | None = option(
-        "compare with this log, folder of logs, or runs/NAME", default=None, metavar="LOG"
+        "compare with this log, folder of logs, or runs/NAME",
+        default=None,
+        metavar="LOG",
+        reads=lambda path: find_logs(path),  # noqa: PLW0108 - it is defined below
     )
     trace: Path | None = option(
         "trace of torch.profiler (default: that of the run's first rank)",
@@ -95,7 +102,6 @@ def report_command(options: ReportOptions) -> int:
     require_free_outputs([out], overwrite=options.overwrite)
     console = make_console()
     material = gather(options, console=console)
-    require_no_input([out], map(Path, material.log.files))
     advice = all_advice(material)
     summary = [f"Caution: {caution}." for caution in material.cautions]
     summary.append(summarize(material, advice))
@@ -159,20 +165,20 @@ def summarize(material: Material, advice: Sequence[Advice]) -> str:
         steps = measured.steps.count or 1
         mean = f" on average over {steps} steps" if steps > 1 else ""
         text = (
-            f"A step takes {three(measured.wall_ms)} ms{mean}; oneDNN's primitives take "
-            f"{three(measured.ms)} ms of it ({measured.ms / measured.wall_ms:.0%})."
+            f"A step takes {three_digits(measured.wall_ms)} ms{mean}; oneDNN's primitives take "
+            f"{three_digits(measured.ms)} ms of it ({measured.ms / measured.wall_ms:.0%})."
         )
     else:
         calls = sum(problem.calls for problem in measured.problems)
         text = (
-            f"oneDNN's primitives take {three(measured.ms)} ms in this log: {calls:,.0f} calls of "
-            f"{len(measured.problems):,} different problems."
+            f"oneDNN's primitives take {three_digits(measured.ms)} ms in this log: {calls:,.0f} "
+            f"calls of {len(measured.problems):,} different problems."
         )
     largest = [f"{part.name} {part.share:.0%}" for part in sum_by_kind(measured.problems)[:KINDS]]
     text += f" The largest parts are {', '.join(largest)}."
     ideal = measured.roofline_ms
     if ideal is not None and measured.ms:
-        text += f" At the measured peaks of this machine they would take {three(ideal)} ms"
+        text += f" At the measured peaks of this machine they would take {three_digits(ideal)} ms"
         if measured.wall_ms:
             step = measured.wall_ms - measured.ms + ideal
             text += f", and a step would be {measured.wall_ms / step:.2f} times as fast"
@@ -212,6 +218,11 @@ class Inputs(NamedTuple):
     trace: Path | None
     environment: Path | None
     counters: tuple[Path, ...]
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them."""
+        return [*self.logs, *self.counters, *filter(None, (self.trace, self.environment))]
 
 
 def find_inputs(paths: Sequence[Path], *, trace: Path | None, environment: Path | None) -> Inputs:

@@ -8,16 +8,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from common.charts import Column, Table, table_rows, text_column
-from common.console import significant
+from common.console import significant, three_digits
 from common.page import (
     Block,
     Chart,
     Missing,
     Text,
     chart,
-    count,
     sentence,
-    three,
 )
 from profiling.compare import (
     Comparison,
@@ -83,10 +81,14 @@ def run_against_replay(material: Material) -> list[Block]:
     *rows, total = (row[:-1] for row in part_rows(efficiency, divisor=efficiency.steps.count or 1))
     columns = (
         text_column("kind"),
-        Column("calls", count),
-        Column("measured, ms", three),
-        Column("hot, ms", three, meaning="In isolation, with data in the caches as far as it fits"),
-        Column("cold, ms", three, meaning="In isolation, with caches emptied before"),
+        Column("calls", three_digits),
+        Column("measured, ms", three_digits),
+        Column(
+            "hot, ms",
+            three_digits,
+            meaning="In isolation, with data in the caches as far as it fits",
+        ),
+        Column("cold, ms", three_digits, meaning="In isolation, with caches emptied before"),
         Column("hot ratio", ".1%"),
         Column("cold ratio", ".1%"),
     )
@@ -128,13 +130,13 @@ def projection_table(projection: Projection) -> Table:
     ]  # fmt: skip
     columns = (
         text_column("speed"),
-        Column("in oneDNN, ms", three),
-        Column("step, ms", three),
-        Column("images/s", three, meaning="Sum of all ranks in the log"),
+        Column("in oneDNN, ms", three_digits),
+        Column("step, ms", three_digits),
+        Column("images/s", three_digits, meaning="Sum of all ranks in the log"),
     )
     notes = []
     if projection.elsewhere_s is not None:
-        elsewhere = three(projection.elsewhere_s * 1000)
+        elsewhere = three_digits(projection.elsewhere_s * 1000)
         notes = [f"The time outside oneDNN is constant: {elsewhere} ms."]
     return Table("Projected step times", columns, rows, notes=notes)
 
@@ -212,9 +214,9 @@ def both_columns(first: str, last: str) -> list[Column]:
     """Return columns of a table with calls and times of both sides."""
     calls, times = (
         [Column(f"{name}, {side}", form) for side in ("this", "reference")]
-        for name, form in (("calls", count), ("ms", three))
+        for name, form in (("calls", three_digits), ("ms", three_digits))
     )
-    return [text_column(first), *calls, *times, Column(last, three)]
+    return [text_column(first), *calls, *times, Column(last, three_digits)]
 
 
 MOST_STEPS = 200  # Rows of the table of steps
@@ -245,7 +247,7 @@ def ranks_and_counters(material: Material) -> list[Block]:
              wall[where] - inside[where])
             for where in order[:MOST_STEPS]
         ]  # fmt: skip
-        times = (Column(name, three) for name in ("ms", "in oneDNN, ms", "elsewhere, ms"))
+        times = (Column(name, three_digits) for name in ("ms", "in oneDNN, ms", "elsewhere, ms"))
         columns = [text_column("step"), Column("rank"), *times]
         note = f"The first {MOST_STEPS} of {len(order):,} steps are shown."
         notes = [note] if len(order) > MOST_STEPS else []
@@ -269,7 +271,7 @@ def counters_blocks(counters: Sequence[Counters]) -> list[Block]:
         busy = clock / 1000 / rank.step_s if clock is not None and rank.step_s else None
         rows.append((str(rank.rank), rank.step_s, busy, *map(rank.per_step, events)))
     names = ("seconds per step", "busy CPUs", *(COUNTED[event] for event in events))
-    columns = [text_column("rank"), *(Column(name, three) for name in names)]
+    columns = [text_column("rank"), *(Column(name, three_digits) for name in names)]
     blocks: list[Block] = [Table("perf's counters, mean of a step", columns, rows)]
     missing = dict.fromkeys(event for rank in counters for event in rank.not_counted)
     if missing:
@@ -291,7 +293,7 @@ def operators_of_trace(material: Material) -> list[Block]:
     texts = verdicts(analysis, traced.beside)
     notes = [f"Note: {remark}." for remark in remarks(analysis)]
     summary = Text([f"{'; '.join(describe(analysis))}.", *map(sentence, texts), *notes])
-    phases = phase_table(analysis, "Phases by category, ms", three)
+    phases = phase_table(analysis, "Phases by category, ms", three_digits)
     return [summary, *trace_charts(traced, costliest), phases, operator_table(analysis, costliest)]
 
 
@@ -328,9 +330,12 @@ def operator_table(analysis: Analysis, costliest: Sequence[Row]) -> Table:
     columns = [
         text_column("operator"),
         text_column("phase"),
-        Column("calls", count),
+        Column("calls", three_digits),
         Column(
-            "ms", three, name="self_ms", meaning="Self time, without the operators that it calls"
+            "ms",
+            three_digits,
+            name="self_ms",
+            meaning="Self time, without the operators that it calls",
         ),
         Column("share", ".1%", meaning="Of the step"),
     ]

@@ -27,7 +27,7 @@ from common.charts import (
     new_figure,
     text_column,
 )
-from common.console import significant
+from common.console import significant, three_digits
 from common.page import (
     Block,
     Chart,
@@ -38,8 +38,6 @@ from common.page import (
     Suggestions,
     Text,
     chart,
-    count,
-    three,
 )
 from common.wording import listed
 from profiling.causes import fallback_table, operator_table
@@ -179,10 +177,10 @@ def time_by_phase(material: Material) -> list[Block]:
     ]
     columns = (
         text_column("phase"),
-        Column("ms", three, meaning="From begin to end of the phase"),
+        Column("ms", three_digits, meaning="From begin to end of the phase"),
         Column("share", ".1%", meaning="Of the step"),
-        Column("in oneDNN, ms", three),
-        Column("elsewhere, ms", three),
+        Column("in oneDNN, ms", three_digits),
+        Column("elsewhere, ms", three_digits),
     )
     inside = sum(phase.onednn_ms for phase in phases)
     outside = sum(phase.elsewhere_ms for phase in phases)
@@ -248,10 +246,10 @@ def time_by_kind(material: Material) -> list[Block]:
     )
     columns = (
         text_column("kind"),
-        Column(f"calls {measured.unit}", count),
-        Column(f"ms {measured.unit}", three),
+        Column(f"calls {measured.unit}", three_digits),
+        Column(f"ms {measured.unit}", three_digits),
         Column("share", ".1%", meaning="Of oneDNN's time"),
-        Column("GFLOP/s", three, meaning="Of those whose arithmetic is counted"),
+        Column("GFLOP/s", three_digits, meaning="Of those whose arithmetic is counted"),
     )
     rows = [(part.name, part.calls, part.total_ms, part.share, part.gflop_per_s) for part in parts]
     total = ("all", sum(part.calls for part in parts), measured.ms, None, None)
@@ -302,14 +300,14 @@ def possible(measured: Measured) -> str:
     if ideal is None:
         return "No problem has a known bound."
     text = (
-        f"At the measured peaks of the machine, oneDNN's primitives would take {three(ideal)} ms "
-        f"{measured.unit} instead of {three(measured.ms)} ms."
+        "At the measured peaks of the machine, oneDNN's primitives would take "
+        f"{three_digits(ideal)} ms {measured.unit} instead of {three_digits(measured.ms)} ms."
     )
     if measured.wall_ms:
         step = measured.wall_ms - measured.ms + ideal
         text += (
-            f" A step would then take {three(step)} ms instead of {three(measured.wall_ms)} ms, "
-            "with the time outside oneDNN unchanged."
+            f" A step would then take {three_digits(step)} ms instead of "
+            f"{three_digits(measured.wall_ms)} ms, with the time outside oneDNN unchanged."
         )
     return f"{text} No program reaches the peaks everywhere: this is a bound, not a target."
 
@@ -359,10 +357,14 @@ def lost_table(parts: Sequence[Part], measured: Measured) -> Table:
         rows.append((part.name, part.total_ms, *bounds))
     columns = (
         text_column("kind"),
-        Column(f"ms {measured.unit}", three),
-        Column("at the roofline, ms", three, meaning="Of problems with known arithmetic and size"),
+        Column(f"ms {measured.unit}", three_digits),
+        Column(
+            "at the roofline, ms",
+            three_digits,
+            meaning="Of problems with known arithmetic and size",
+        ),
         Column("of roofline", ".1%"),
-        Column("lost, ms", three),
+        Column("lost, ms", three_digits),
     )
     total = ("all", measured.ms, measured.roofline_ms, None, sum(part.lost_ms for part in parts))
     note = (
@@ -397,13 +399,13 @@ def all_problems(material: Material) -> list[Block]:
     columns = [
         text_column("problem", meaning="Small print: shape and layouts in oneDNN's notation"),
         text_column("implementation"),
-        Column(f"calls {measured.unit}", count),
-        Column(f"ms {measured.unit}", three),
+        Column(f"calls {measured.unit}", three_digits),
+        Column(f"ms {measured.unit}", three_digits),
         Column("share", ".1%", meaning="Of oneDNN's time"),
-        Column("GFLOP/s", three),
-        Column("GB/s", three, meaning="Each tensor counted once"),
+        Column("GFLOP/s", three_digits),
+        Column("GB/s", three_digits, meaning="Each tensor counted once"),
         Column("of roofline", ".1%", meaning="Time at the machine's peaks / measured time"),
-        Column("lost, ms", three, meaning="Time beyond the roofline"),
+        Column("lost, ms", three_digits, meaning="Time beyond the roofline"),
     ]
     if all(problem.roofline_ms is None for problem in measured.problems):
         columns = columns[:-2]  # Without peaks there is no roofline
@@ -464,7 +466,7 @@ def log_remarks(material: Material) -> list[Block]:
     if log.creation_states:
         states = ", ".join(f"{count:,} {state}" for state, count in log.creation_states.items())
         total = sum(calls.total_ms for calls in log.creations.values())
-        blocks.append(Text([f"Primitives created: {states}; {three(total)} ms in total."]))
+        blocks.append(Text([f"Primitives created: {states}; {three_digits(total)} ms in total."]))
     else:
         text = "The log has no creations of primitives. oneDNN logs them with"
         blocks.append(Missing(text, "ONEDNN_VERBOSE=2"))

@@ -35,6 +35,7 @@ from common.options import flag, included, option, overrides_argument
 from common.outputs import format_names, other_entries
 from common.program import command_words, module_command
 from common.stored import first_difference, read_stored
+from common.walk import real_path
 from common.wording import counted
 from data.annotations import shown_size
 from launch.hosts import Where
@@ -165,7 +166,7 @@ class Study(NamedTuple):
     @property
     def folder(self) -> Path:
         """The folder of all runs."""
-        return self.options.out.resolve()
+        return real_path(self.options.out)
 
     @property
     def arguments(self) -> list[str]:

@@ -100,7 +100,10 @@ class TraceOptions:
     )
     top: int = option("operators to show", default=15, parse=positive, metavar="N")
     onednn_log: Path | None = option(
-        "oneDNN's log of the same steps and rank", default=None, metavar="LOG"
+        "oneDNN's log of the same steps and rank",
+        default=None,
+        metavar="LOG",
+        reads=onednn_logs.log_files,
     )
     outputs: Outputs = included(Outputs)
 

@@ -14,6 +14,7 @@ from common.errors import FINISHED, InputError
 from common.files import require_free_outputs, write_atomically
 from common.machine import slow_bf16
 from common.outputs import require_no_input
+from common.walk import real_path
 from data.annotations import SAME_CATEGORIES, ClassMap, Split, TrainingRules, require_split
 from data.dataset import DetectionDataset
 from data.decoding import resolve_decoder
@@ -206,7 +207,7 @@ def validation_split(
 def split_of_run(checkpoint: Checkpoint, settings: DataConfig) -> Split:
     """Return the validation split of the training; raise InputError if it is not here."""
     # Synthetic data is in the run's folder, which may have been moved since.
-    run_folder = checkpoint.folder.resolve().parent.parent
+    run_folder = real_path(checkpoint.folder).parent.parent
     root = settings.root if settings.scenes is None else run_folder / "scenes"
     try:
         return configured_split(settings, "validation", root=root)

@@ -28,6 +28,7 @@ from common.charts import (
 from common.console import make_console, print_line, significant
 from common.errors import FINISHED, InputError
 from common.files import write_json
+from common.walk import real_path
 from common.wording import listed
 from retinanet.mlperf.commands import CompareOptions, Machine
 from retinanet.mlperf.log import NAME, read_run_logs
@@ -83,7 +84,7 @@ def read_timelines(paths: Sequence[Path], sizes: dict[str, Machine]) -> list[Tim
     timelines: list[Timeline] = []
     for path in paths:
         for log in read_run_logs([path]):
-            if log.file.resolve() in [other.log.file.resolve() for other in timelines]:
+            if real_path(log.file) in [real_path(other.log.file) for other in timelines]:
                 raise InputError(f"{log.file}: given twice")
             timelines.append(Timeline(log, size=sizes.get(str(path))))
     return timelines

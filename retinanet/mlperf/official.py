@@ -26,6 +26,7 @@ from common.charts import Column, Table, text_column
 from common.console import make_console, print_line
 from common.errors import CONDITION_MET, FINISHED, InputError
 from common.files import write_json
+from common.walk import real_path
 from common.wording import counted, listed
 from retinanet.mlperf.commands import CheckOptions, RcpOptions
 from retinanet.mlperf.log import BEGIN, RunLog, read_run_log, read_run_logs
@@ -128,7 +129,7 @@ def check_reference_points(logs: Sequence[RunLog], *, rules: Rules) -> tuple[boo
 
 def check_package(folder: Path, *, rules: Rules) -> Verdict:
     """Check that a submission's folder is complete, and check each of its runs."""
-    command = [sys.executable, "-m", "mlperf_logging.package_checker", str(folder.resolve())]
+    command = [sys.executable, "-m", "mlperf_logging.package_checker", str(real_path(folder))]
     # The checker writes a log to its working directory and configures the root logger, hence a
     # separate process in a scratch folder.
     with tempfile.TemporaryDirectory() as scratch:
@@ -372,7 +373,7 @@ def require_comparable(logs: Sequence[RunLog], rules: Rules | None) -> tuple[Rul
     for index, log in enumerate(logs):
         # Raises an error if this log has another benchmark than the first one.
         log.rules(chosen)
-        if log.file.resolve() in [other.file.resolve() for other in logs[:index]]:
+        if real_path(log.file) in [real_path(other.file) for other in logs[:index]]:
             raise InputError(f"{log.file}: given twice")
         other_size = log.value(constants.GLOBAL_BATCH_SIZE)
         if other_size != size:

@@ -19,7 +19,7 @@ from rich.console import Console
 from common.console import significant
 from common.errors import InputError, one_line, printable
 from common.files import create_file, encoded, or_refused, put_in_place, temporary_name
-from common.walk import UNREADABLE, LeftOut, Reach
+from common.walk import UNREADABLE, LeftOut, Reach, real_path
 from common.wording import counted
 from data.decoding import SUFFIXES
 from data.packed import is_image_file, list_images
@@ -87,7 +87,7 @@ def find_sources(paths: Sequence[Path], *, out: Path, allow_outside: bool = Fals
                     f"{path}: no pictures in this folder ({', '.join(SUFFIXES)}){left_out.reason()}"
                 )
             # Resolved: the path `.` has no name.
-            name = path.resolve().name
+            name = real_path(path).name
             files += [(file, PICTURE, name / file.relative_to(path).parent) for file in pictures]
         elif path.exists() or is_image_file(path):  # any other file name is tried as a picture
             is_video = path.suffix.lower() in VIDEO_SUFFIXES

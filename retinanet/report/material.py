@@ -18,6 +18,7 @@ from rich.console import Console
 from common.console import Advance, print_line, progress_in_bytes
 from common.errors import InputError
 from common.files import open_regular, or_unreadable, read_json_lines
+from common.walk import real_path
 from data.annotations import Annotations, ClassMap, TrainingRules, positions_in
 from data.dataset import DetectionDataset
 from data.index import open_annotations
@@ -82,7 +83,7 @@ class Material:
     def name(self) -> str:
         """The name of the run, or of the checkpoint's folder."""
         folder = self.run.path if self.run else self.checkpoint.folder
-        return folder.resolve().name
+        return real_path(folder).name
 
     @property
     def annotations(self) -> Annotations:
@@ -231,7 +232,7 @@ def find_run(checkpoint: Path) -> RunFolder | None:
     """Return the folder of the run that a checkpoint's folder is in, as the user named it."""
     # Not resolved: `best` is a link beside the checkpoint that it points to.
     checkpoints = (
-        checkpoint.parent if str(checkpoint.parent) != "." else checkpoint.resolve().parent
+        checkpoint.parent if str(checkpoint.parent) != "." else real_path(checkpoint).parent
     )
     if checkpoints.name != "checkpoints":
         return None

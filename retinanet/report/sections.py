@@ -28,6 +28,7 @@ from common.page import (
     Text,
     chart,
 )
+from common.walk import real_path
 from data.annotations import shown_size
 from retinanet.report.curves import Curve
 from retinanet.report.findings import all_suggestions
@@ -265,8 +266,8 @@ def continuing_command(material: Material, run: RunFolder) -> tuple[str, str]:
     ]
     # The run may have been moved, or the page is made in another folder than the run.
     settings = material.config.run
-    if (settings.root / settings.name).resolve() != run.path.resolve():
-        folder = run.path.resolve()
+    if real_path(settings.root / settings.name) != real_path(run.path):
+        folder = real_path(run.path)
         limits += [f"run.root={folder.parent}", f"run.name={folder.name}"]
     train = [*installed_command("train"), "--config", str(run.config)]
     return purpose, shlex.join([*train, *limits, "--resume"])

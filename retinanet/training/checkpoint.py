@@ -37,6 +37,7 @@ from common.files import (
     replacing,
     temporary_name,
 )
+from common.walk import real_path
 from retinanet.config_types import BEST, LAST, STATE_FILE, find_checkpoint
 from retinanet.engine.kernel_calls import match_memory_format
 from retinanet.model.anchors import ANCHORS_PER_LOCATION
@@ -310,9 +311,9 @@ def remove(folder: Path) -> None:
 
 def remove_old(checkpoints: Path, *, keep: int) -> None:
     """Remove all checkpoints but the newest `keep`, and those that `best` and `last` point to."""
-    linked = {(checkpoints / name).resolve() for name in (BEST, LAST)}
+    linked = {real_path(checkpoints / name) for name in (BEST, LAST)}
     for folder in newest_first(checkpoints)[keep:]:
-        if folder.resolve() not in linked:
+        if real_path(folder) not in linked:
             remove(folder)
 
 

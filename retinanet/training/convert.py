@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from common.errors import FINISHED, InputError
-from common.files import or_refused, require_free_outputs, write_atomically
+from common.files import or_refused, read_text, require_free_outputs, write_atomically
 from common.outputs import require_no_input
 from data.annotations import UNNAMED, ClassMap, ImageSize, Resize, shown, shown_size
 from data.coco_json import category_columns
@@ -224,8 +224,7 @@ def read_categories(file: Path, outputs: int) -> tuple[NDArray[np.int64], tuple[
     if not file.is_file():
         raise InputError(f"{file}: is not a file; give --classes a JSON file or a list of names")
     try:
-        # A byte order mark, as editors on Windows write it, is not part of the first name.
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from error
     if text.lstrip().startswith(("{", "[")):

@@ -20,6 +20,7 @@ from common.files import or_refused, read_text, write_atomically, write_json
 from common.locks import FileLock, LockHeldError
 from common.machine import code_version, installed_versions, processor_name
 from common.outputs import format_names, other_entries
+from common.walk import real_path
 from data.synthetic import RECIPE
 from launch.host_state import HostState
 from launch.process_group import ProcessGroup
@@ -266,10 +267,10 @@ def problem_of_folder(
 
 def problem_of_content(path: Path, *, removed_inputs: Sequence[Path]) -> str | None:
     """Return the reason why a run cannot use what is in a folder, `; `, and the fix."""
-    run = path.resolve()
+    run = real_path(path)
     removed = [run / name for name in (*OWN_FILES, *OWN_FOLDERS)]
     for source in removed_inputs:
-        place = source.resolve()
+        place = real_path(source)
         if place == run or any(place.is_relative_to(part) for part in removed):
             return (
                 f"{path}: --overwrite would remove {source}, which this training reads; set "
@@ -304,7 +305,7 @@ def notes_on_folder(path: Path) -> tuple[str, ...]:
     """Return notes on a usable folder: that it is a link."""
     if not (path.is_symlink() or path.parent.is_symlink()):
         return ()
-    return (f"{path}: is or contains a link; the run writes to {path.resolve()}",)
+    return (f"{path}: is or contains a link; the run writes to {real_path(path)}",)
 
 
 def holds_run(path: Path) -> bool:

@@ -20,6 +20,7 @@ from common.errors import (
     InputError,
     NonFiniteLossError,
 )
+from common.walk import real_path
 from launch.host_state import HostState
 from launch.mpirun import launcher_command
 from launch.run import stopping_notes
@@ -275,7 +276,7 @@ class Trainer:
         work = MetricWork(
             run.data.validation.annotations,
             detections,
-            self.folder.evaluations.resolve(),
+            real_path(self.folder.evaluations),
             evaluation_name(self.progress.step),
         )
         evaluation = BackgroundEvaluation(

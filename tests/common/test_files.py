@@ -27,6 +27,7 @@ from common.files import (
     open_regular,
     read_bytes,
     read_json_lines,
+    read_json_object,
     read_text,
     removed_on_failure,
     require_free,
@@ -107,6 +108,13 @@ def test_size_limit(tmp_path: Path) -> None:
     assert read_bytes(file, most_bytes=5) == b"12345"
     with pytest.raises(OSError, match="larger than 4 bytes"):
         read_bytes(file, most_bytes=4)
+
+
+def test_byte_order_mark_is_not_part_of_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_text(file) == '{"a": 1}'
+    assert read_json_object(file, advice="") == {"a": 1}
 
 
 def test_files_of_proc_are_read() -> None:

@@ -16,6 +16,7 @@ from common.walk import (
     LeftOut,
     Options,
     Reach,
+    real_path,
     walk_files,
     walk_folders,
 )
@@ -162,3 +163,11 @@ def test_fault_names_the_option(tmp_path: Path) -> None:
     assert reach.fault(root / "b.jpg") == expected
     with pytest.raises(InputError, match=r"set/b\.jpg: leads outside of"):
         reach.require(root / "b.jpg")
+
+
+def test_path_of_links_to_each_other_has_no_error(tmp_path: Path) -> None:
+    link(tmp_path / "a", "b")
+    link(tmp_path / "b", "a")
+    assert real_path(tmp_path / "a" / "c").is_absolute()
+    link(tmp_path / "c", make(tmp_path / "set", "a.jpg"))
+    assert real_path(tmp_path / "c" / "a.jpg") == (tmp_path / "set" / "a.jpg").resolve()

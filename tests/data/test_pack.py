@@ -235,6 +235,8 @@ def test_what_cannot_be_packed_is_refused(images: Path, tmp_path: Path, run_here
     line = refused(tmp_path / "nothing", "--annotations", file, *to_out)
     assert f"{tmp_path / 'nothing' / '0.png'}: no such image file; give the folder" in line
     assert "is the folder of images; give another" in refused(images, "--out", images)
+    (tmp_path / "loop").symlink_to("loop")
+    assert f"--out: {tmp_path}/loop: cannot be" in refused(images, "--out", tmp_path / "loop")
     packed(run_here, images, out)
     assert "is packed; give a folder of image files" in refused(out, *to_out)
     assert "is packed already; give another folder" in refused(images, "--out", out)

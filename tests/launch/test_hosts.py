@@ -81,6 +81,7 @@ def hostfile(tmp_path: Path) -> Path:
         ("node1\nnode2\n", (Host("node1", None), Host("node2", None))),
         ("# the left rack\nnode1:8  # new\n\n\tnode2:4\r\n", (Host("node1", 8), Host("node2", 4))),
         ("node1 slots=8\nnode2 slots = 4 max_slots=4\n", (Host("node1", 8), Host("node2", 4))),
+        ("\ufeffnode1:8\nnode2:4\n", (Host("node1", 8), Host("node2", 4))),
         ("10.0.0.1:2", (Host("10.0.0.1", 2),)),
         ("b\nb\na\nb\n", (Host("b", 3), Host("a", 1))),  # one line per slot
     ],

@@ -185,6 +185,17 @@ def test_plan_says_how_gradients_go(
     assert lines == [f"gradients {line}" for line in expected]
 
 
+def test_plan_says_how_batches_are_split_and_ranks_grouped(
+    lscpu_file: Path, run_here: RunHere
+) -> None:
+    for setting, line in (
+        ("groups=2", "compute groups: 2 of 2 ranks, asynchronous"),
+        ("batch_split=[9, 7, 8, 8]", "batches: 9 images on rank 0, 7 on rank 1, 8 on ranks 2-3"),
+    ):
+        arguments = ("--topology", lscpu_file, "--hosts", "a:2,b:2", f"distributed.{setting}")
+        assert run_here(main, "plan", *arguments).stdout.splitlines()[0] == line
+
+
 def test_variables_of_oneccl_are_not_planned_for_mpi(
     lscpu_file: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
@@ -203,6 +214,9 @@ def test_variables_of_oneccl_are_not_planned_for_mpi(
         ((*SEVERAL, "--backend", "shared"), "ranks of several hosts have no shared memory"),
         ((*SEVERAL, "--backend", "nccl"), "'auto', 'shared', 'mpi', 'gloo' or 'ccl', found 'nccl'"),
         ((*SEVERAL, "--backend", "mpi", "distributed.groups=2"), "groups above 1 need backend="),
+        ((*SEVERAL, "distributed.groups=3"), "distributed.groups: 3 groups cannot be of equal"),
+        (("distributed.groups=2",), "there is 1 rank; use 1"),
+        (("--np", "2", "distributed.batch_split=[9, 9]"), "expected 2 numbers with the sum 16"),
     ],
 )
 def test_invalid_options_are_one_line(

@@ -13,7 +13,7 @@ from data.loader import TrainingBatches
 from data.synthetic import make_synthetic_data
 from retinanet.config_file import load_config
 from retinanet.input_sheet import choose_images, key_in_epoch, open_datasets, training_files
-from tests.support.commands import RunHere
+from tests.support.commands import RunHere, error_line
 
 SMALL = ("data.image_size=64", "data.scenes.train=6", "data.scenes.validation=1")
 
@@ -115,3 +115,14 @@ def test_wrong_options_are_one_line(
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_no_image_of_the_data_set_is_replaced(photos: tuple[Path, Path], run_here: RunHere) -> None:
+    images, annotations = photos
+    photo = sorted(images.iterdir())[-1]
+    out = photo.with_suffix(".png")
+    out.hardlink_to(photo)
+    arguments = ["--images", images, "--annotations", annotations, "--out", out, "--overwrite"]
+    done = run_here(main, "show", *arguments, "--count", "1", "--epochs", "1")
+    assert error_line(done).startswith(f"error: {out}: would replace {photo}, which this command")
+    assert out.samefile(photo)

@@ -1,5 +1,6 @@
 """`retinanet learn`: from photos and labels in three formats to a detector and its page."""
 
+import json
 import shutil
 import signal
 import sys
@@ -133,6 +134,8 @@ def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
     command = ("learn", photos, "--out", out, "--hours", "1e-5")
     job = start_program(sys.executable, "-m", "retinanet", *command)
     wait_for_steps(out / "detector", job, count=2)
+    second = run_here(main, *command)
+    assert error_line(second).startswith(f"error: --out: {out}: another learn is running in")
     job.send_signal(signal.SIGINT)
     stdout, stderr = job.communicate()
     assert job.returncode == STOPPED_BY_SIGNAL, stderr
@@ -146,11 +149,15 @@ def test_ctrl_c_in_training_leaves_what_the_same_command_goes_on_with(
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_preparation_leaves_nothing(photos: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_preparation_leaves_nothing(
+    photos: Path, tmp_path: Path, run_here: RunHere
+) -> None:
     out = tmp_path / "new" / "out"
     job = start_program(sys.executable, "-m", "retinanet", "learn", photos, "--out", out)
     assert job.stdout is not None
     assert any("measuring" in line for line in job.stdout)
+    second = run_here(main, "learn", photos, "--out", out)
+    assert error_line(second).startswith(f"error: --out: {out}: another learn is running in")
     job.send_signal(signal.SIGINT)
     _, stderr = job.communicate()
     assert job.returncode == INTERRUPTED, stderr
@@ -182,6 +189,14 @@ def damage_photo(folder: Path) -> None:
     photo.write_bytes(photo.read_bytes()[:200])
 
 
+def write_labelme_set(folder: Path) -> None:
+    write_photos(folder, one_class())
+    shape = {"label": "Cat", "points": [[16, 8], [80, 56]], "shape_type": "rectangle"}
+    for photo in folder.rglob("*.jpg"):
+        content = {"version": "5.5.0", "flags": {}, "shapes": [shape], "imagePath": photo.name}
+        photo.with_suffix(".json").write_text(json.dumps(content))
+
+
 def write_one_photo(folder: Path) -> None:
     write_yolo_set(folder, images=1)
 
@@ -211,6 +226,14 @@ def write_boxes(folder: Path, count: int) -> None:
         (remove_photos, ("result.json: images[0].file_name", "'part 0/000.jpg'")),
         (write_two_formats, ("photos: has labels of voc and coco", "--from")),
         (damage_photo, ("photos/images: image_damaged: 1, first images[", "part 1/003.jpg")),
+        (
+            write_labelme_set,
+            (
+                "error: as coco: ",
+                "000.json: this is labelme's format, a file for each photo",
+                "convert all of them by labelme2coco.py",
+            ),
+        ),
         (write_one_photo, ("photos: one photo; training and validation need one each",)),
         (
             write_wrong_line,

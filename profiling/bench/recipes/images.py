@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import hflip, to_tensor
 
+from common.walk import real_path
 from data.annotations import Annotations, ClassMap, TrainingRules
 from data.dataset import DetectionDataset, SampleKey, collate
 from data.decoding import decode_image, open_image
@@ -134,7 +135,7 @@ def photo_dataset(
         image_ids=np.arange(count),
         # The data set joins its folder and these names: with the folder `/`, photos may
         # lie anywhere.
-        file_names=[str(photo.resolve().relative_to("/")) for photo in photos],
+        file_names=[str(real_path(photo).relative_to("/")) for photo in photos],
         widths=widths,
         heights=heights,
         is_displayed=np.zeros(count, dtype=np.bool_),

@@ -151,7 +151,7 @@ def follow_steps(recorder: ctypes.CDLL) -> None:
 
 def load_own() -> None:
     """Load the sitecustomize that the program's Python would have loaded without this one."""
-    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path or ".") != str(HERE)]
     this = sys.modules.pop(__name__)
     try:
         importlib.import_module(__name__)

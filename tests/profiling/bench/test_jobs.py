@@ -78,6 +78,7 @@ def test_waiting_runs_a_job_for_each_number_of_workers(
     assert content["workload"]["runs"].keys() == {"0", "2"}
     assert [each["value"] for each in content["findings"]] == [pytest.approx(0.01 / 8)] * 2
     assert "a line of a rank" in done.stdout and "target" not in done.stdout
+    assert "round 1 of 1, data.workers=0; steps" in done.stdout
 
 
 def test_sizes_are_measured_in_turn_and_compared_with_the_first(
@@ -130,6 +131,11 @@ def test_batch_split_disturbs_rank_1_in_all_but_the_first_job(
     splits = [job.overrides[-1].partition("=")[2] for job in started]
     assert splits == ["even", "even", "speed"] * 2
     assert busy == [1, 2, 4, 5]
+    titles = [line.partition(";")[0] for line in done.stdout.splitlines() if "; steps" in line]
+    assert list(dict.fromkeys(titles))[:2] == [
+        "round 1 of 2, undisturbed, distributed.batch_split=even",
+        "round 1 of 2, even, distributed.batch_split=even",
+    ]
     content = json.loads(file.read_text())
     assert [list(each) for each in content["workload"]["rounds"]] == [list(ROUND)] * 2
     assert content["workload"]["busy_cpus"] == [1] and len(content["findings"]) == 4

@@ -99,6 +99,24 @@ def test_kernels_that_do_not_scale_are_seen(run_here: RunHere, tmp_path: Path) -
     require_json(json.loads(file.read_text()))
 
 
+@pytest.mark.usefixtures("fake_machine")
+def test_time_outside_kernels_is_unknown_where_they_took_longer_than_the_step(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(worker: FakeWorker, question: str) -> dict[str, Any]:
+        assert question == "primitives"
+        kernels = {"masked_sum": 9.0 if worker.cores == 1 else 0.0}
+        return {"seconds": 9.0, "by_kind": {}, "kernel_seconds": kernels}
+
+    monkeypatch.setattr(FakeWorker, "ask", ask)
+    file = tmp_path / "threads.json"
+    done = run_here(main, "bench", "step", "--threads=1,2", "--rounds=1", f"--json={file}")
+    content = json.loads(file.read_text())
+    assert [step["outside_kernels_ms"] for step in content["threads"]] == [None, 1300.0]
+    rows = [cells(line) for line in done.stdout.splitlines()]
+    assert ["outside kernels", "", "1,300", ""] in rows
+
+
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")] if line.startswith("│") else []
 

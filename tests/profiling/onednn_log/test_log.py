@@ -8,6 +8,7 @@ import pytest
 
 from common.console import make_console
 from common.errors import InputError
+from profiling.__main__ import main
 from profiling.efficiency import marked_steps
 from profiling.onednn_log.log import (
     CACHED_LINES,
@@ -21,7 +22,7 @@ from profiling.onednn_log.log import (
 from profiling.onednn_log.parse import Mark, facts_line, mark_line
 from tests.profiling.onednn_log.example_lines import DAMAGED, OTHERS, SPELLINGS, UNLIKE_OTHERS
 from tests.profiling.onednn_log.logs import FIXTURES, plain_sum, shared_logs, write_log
-from tests.support.commands import error_message, run_program
+from tests.support.commands import RunHere, error_line, error_message, run_program
 
 LINE = SPELLINGS["3.13"]
 
@@ -248,6 +249,29 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
 
+def test_packed_copy_beside_a_log_is_left_out(tmp_path: Path, run_here: RunHere) -> None:
+    log = write_log(tmp_path / "rank0.log", LINE)
+    packed = tmp_path / "rank0.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    done = run_here(main, "stats", tmp_path, "--peaks=none")
+    note = f"note: {packed} is left out: it is a packed copy of {log}"
+    assert done.stdout.splitlines()[0] == note and "\n1 lines, 1 from oneDNN" in done.stdout
+    copy, other = packed.read_bytes(), f"{LINE}\n{LINE}\n".encode()
+    for content in (
+        gzip.compress(other),
+        other,
+        copy[:-20],
+        copy[:-8] + bytes(8),
+        copy[:-4] + b"\xff",
+    ):
+        packed.write_bytes(content)
+        line = error_line(run_here(main, "stats", tmp_path, "--peaks=none"))
+        assert line == f"error: {packed}: is no copy of {log}; rename or remove one of them"
+    log.unlink()
+    packed.write_bytes(copy)
+    assert run_here(main, "stats", tmp_path, packed, "--peaks=none").returncode == 0
+
+
 def test_reasons_belong_to_the_problem_that_was_chosen(tmp_path: Path) -> None:
     shape = "mb2_ic3oc16_ih32oh30kh3sh1dh0ph0_iw32ow30kw3sw1dw0pw0"
     dispatch = "onednn_verbose,v1,primitive,create:dispatch,convolution"
@@ -288,3 +312,35 @@ def test_reasons_without_a_problem_do_not_fill_the_memory(tmp_path: Path) -> Non
     log = read_logs([write_log(tmp_path / "onednn.log", *distinct, *distinct[-1:] * 9, LINE)])
     [reasons] = log.skipped.values()
     assert list(reasons) == [f"jit.cpp: {CACHED_LINES + number}" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        ("stats RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("stats RUN/onednn --peaks RUN/peaks.json --json FILE", "RUN/peaks.json"),
+        ("efficiency RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("benchdnn RUN/onednn --out RUN/replay --json FILE", "RUN/onednn/rank0.log"),
+        ("benchdnn RUN/conv.txt --out RUN --write-only", "RUN/conv.txt"),
+        ("compare RUN/other RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("trace RUN/trace.json --onednn-log RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
+        ("report RUN/onednn --out FILE", "RUN/environment.json"),
+        ("report RUN/other --reference RUN --out FILE", "RUN/onednn/rank0.log"),
+    ],
+)
+def test_no_output_replaces_a_file_that_is_read(
+    tmp_path: Path, run_here: RunHere, command: str, read: str
+) -> None:
+    for folder in ("onednn", "other"):
+        (tmp_path / folder).mkdir()
+        write_log(tmp_path / folder / "rank0.log", LINE)
+    write_log(tmp_path / "conv.txt", LINE)
+    for name in ("environment.json", "peaks.json", "trace.json"):
+        (tmp_path / name).write_text("{}")
+    file = Path(read.replace("RUN", str(tmp_path)))
+    before = file.read_bytes()
+    words = command.replace("FILE", read).replace("RUN", str(tmp_path)).split()
+    done = run_here(main, *words, "--overwrite")
+    fix = "which this command reads; set another output"
+    assert error_line(done) == f"error: {file}: would replace {file}, {fix}"
+    assert file.read_bytes() == before

@@ -101,9 +101,9 @@ def replayed(measured: Calls, hot_ms: float) -> Efficiency:
 def test_saving_is_relative_to_the_step_or_to_onednns_time() -> None:
     finding = Advice("", "", "", "", 25.0)
     log = material(row(problem(), 50.0)).measured
-    assert advice.saving(finding, log) == "At most 25.0 ms in the log, 50.0% of oneDNN's time."
+    assert advice.saving(finding, log) == "At most 25 ms in the log, 50.0% of oneDNN's time."
     step = Measured(log.problems, Steps(frozenset({LogPosition(0, 1)}), 1, 100.0, None, None))
-    assert advice.saving(finding, step) == "At most 25.0 ms per step, 25.0% of the step."
+    assert advice.saving(finding, step) == "At most 25 ms per step, 25.0% of the step."
     assert "not known" in advice.saving(Advice("", "", "", ""), step)
 
 
@@ -169,14 +169,14 @@ def test_convolutions_below_half_of_the_peak_rate() -> None:
     one = row(problem(), 40.0, **slow)
     check(advice.slow_convolutions, [36.0], one, shows="retinanet profile efficiency")
     for ms, cause in ((5.0, "faster in isolation"), (19.0, "slow in isolation too")):
-        alone, shows = replayed(Calls(2, 40.0), ms), f"In isolation: {2 * ms:.1f} ms.|{cause}"
+        alone, shows = replayed(Calls(2, 40.0), ms), f"In isolation: {2 * ms:.0f} ms.|{cause}"
         check(advice.slow_convolutions, [36.0], one, efficiency=alone, shows=shows)
 
 
 def test_float32_on_a_machine_with_bf16() -> None:
     rule, first = advice.float32_beside_bf16, row(problem(type_="f32"), 60.0)
     # 2 × 2 × 256² × 2500 × 9 operations at 400 GFLOP/s take 14.75 ms per call.
-    shows = "60.0 ms in the log, 60.0% of oneDNN's time: convolution forward"
+    shows = "60 ms in the log, 60.0% of oneDNN's time: convolution forward"
     check(rule, [60.0 - 2 * 14.7456], first, row(problem(), 40.0), peaks=PEAKS, shows=shows)
     slow = Peaks({"f32": 100.0, "bf16": 90.0}, 20.0, threads=2, cpu="", versions={})
     check(rule, [], first, peaks=slow, log=OneDnnLog(instruction_sets=["Intel AMX"]))
@@ -191,9 +191,9 @@ def test_float32_on_a_machine_with_bf16() -> None:
 def test_more_time_outside_onednn_than_inside(tmp_path: Path) -> None:
     rule = advice.mostly_outside
     step: dict[str, Any] = {"log": marked((0, 1, 100.0, 40.0)), "wall_ms": 100.0}
-    check(rule, [60.0], row(problem(), 40.0), **step, shows="forward, 59.0 ms|profile.trace.steps")
+    check(rule, [60.0], row(problem(), 40.0), **step, shows="forward, 59 ms|profile.trace.steps")
     events = (annotation("step 1", 0, 1000), operator("aten::add", 0, 30))
-    trace, shows = traced(write(tmp_path / "trace.json", *events)), "aten::add (forward) 0.030 ms"
+    trace, shows = traced(write(tmp_path / "trace.json", *events)), "aten::add (forward) 0.03 ms"
     check(rule, [60.0], row(problem(), 40.0), traced=trace, **step, shows=shows)
     check(rule, [], row(problem(), 60.0), **step)
     check(rule, [], row(problem(), 1.0))
@@ -277,7 +277,7 @@ def test_memory_traffic(tmp_path: Path) -> None:
     ]
     trace = traced(write_with_bytes(tmp_path, {"step": 19, "operators": rows}))
     # 13 MB at 20 GB/s, of a step of 1 ms; ReLU and its backward pass move 3 of them.
-    shows = "0.650 ms, 65% of the step|aten::threshold_backward (backward)"
+    shows = "0.65 ms, 65% of the step|aten::threshold_backward (backward)"
     check(advice.memory_traffic, [0.15], peaks=PEAKS, traced=trace, shows=shows)
     fast = Peaks({}, 100.0, threads=2, cpu="", versions={})
     check(advice.memory_traffic, [], peaks=fast, traced=trace)
