@@ -204,6 +204,35 @@ def test_input_gradients_where_gradients_are_zero(
     assert all(result[:, :, 12:15].count_nonzero() == 0 for result in results)
 
 
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("name", ZERO_BUT)
+def test_weight_gradients_where_gradients_are_zero(tiles: Tiles, name: str, threads: int) -> None:
+    """Nothing is multiplied in rows that have no value around them."""
+    case = Case(2, 37, 71, [(33, 23), (3, 2)], threads)
+    torch.set_num_threads(case.threads)
+    levels, gradients = case.inputs_of_levels(), gradients_but_zero(case, ZERO_BUT[name])
+    levels[0][:, :, 12:15] = torch.nan
+    with new_memory(NAN):
+        results = weight_gradient(levels, gradients, kernel=3, tiles=tiles)
+    read = [level.nan_to_num(0) for level in levels]
+    assert_close_sums(results, gradients_in_float64(case, read, gradients))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_value_that_is_not_finite_among_zeros(tiles: Tiles, value: float) -> None:
+    case = Case(2, 37, 71, [(33, 23)])
+    weight, _ = case.weight_and_bias()
+    gradients = gradients_but_zero(case, [(0, 1, 30, 0)], value)
+    [result] = tile_convolve(gradients, backward_weight(weight.abs() + 1), tiles=tiles)
+    assert result[1, :, 29:32, :2].isfinite().count_nonzero() == 0
+    assert result.isfinite().logical_not().sum() == 6 * case.inputs
+    grad_weight, grad_bias = weight_gradient(
+        case.inputs_of_levels(), gradients, kernel=3, tiles=tiles
+    )
+    assert not grad_weight[-1].isfinite().any() and not grad_bias[-1].isfinite()
+    assert grad_weight[:-1].count_nonzero() == 0 and grad_bias[:-1].count_nonzero() == 0
+
+
 def gradients_in_float64(
     case: Case, levels: list[Tensor], gradients: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
