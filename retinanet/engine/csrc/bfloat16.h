@@ -96,3 +96,20 @@ static inline void transpose(__m512i* rows) {
     }
 }
 #endif
+
+// Whether any value is not zero, as NaN is. Gradients of boxes are zero but around the objects, so that most pixels
+// contribute nothing; elsewhere the first values tell.
+static inline bool has_values(const Bfloat16* values, int64_t count) {
+#if defined(__AVX512BW__)
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (int64_t index = 0; index < count; index += 32) {
+        const __m512i some = _mm512_maskz_loadu_epi16(first_lanes(count - index), values + index);
+        if (_mm512_test_epi16_mask(some, magnitude)) return true;
+    }
+#else
+    for (int64_t index = 0; index < count; index++) {
+        if (values[index] & 0x7fff) return true;
+    }
+#endif
+    return false;
+}

@@ -8,6 +8,8 @@
 // there, and padding costs nothing later. The weights are tiles too, see tile_weights.cpp. A sum of many
 // channels is done in chunks, so that a chunk's pixels and the float32 sums stay in the level-2 cache.
 //
+// Without a bias, which is how gradients are computed, tiles of pixels whose windows have no values are left out.
+//
 // Of the eight tile registers six hold sums, one the weights and one the pixels: each tile of weights,
 // which comes from the level-2 cache, is used six times. The usual 2×2 sums use each twice.
 
@@ -151,14 +153,14 @@ struct Copier {
     }
 };
 
-// sums [tiles · 16 pixels][32 outputs, of which 16] (+)= the windows' products with the weights of a
-// chunk. One tile of weights, which comes from the level-2 cache, serves up to six of pixels, which
-// stay in the level-1 cache for all nine taps. Between the tile instructions, whose unit is the bottleneck,
-// the previous sums are written and the next pixels are copied.
+// sums [tiles · 16 pixels][32 outputs, of which 16] (+)= the products of the windows that begin at `starts` in
+// `rows` with the weights of a chunk. One tile of weights, which comes from the level-2 cache, serves up to
+// six of pixels, which stay in the level-1 cache for all nine taps. Between the tile instructions, whose unit
+// is the bottleneck, the previous sums are written and the next pixels are copied.
 template <typename Tiles, int tiles>
 static inline __attribute__((always_inline)) void multiply_windows(
-    const Bfloat16* rows, const int64_t* taps, const Plan& plan, int64_t blocks, const Bfloat16* weights,
-    bool accumulate, float* sums, Writer& writer, Copier& copier) {
+    const Bfloat16* rows, const int64_t* starts, const int64_t* taps, const Plan& plan, int64_t blocks,
+    const Bfloat16* weights, bool accumulate, float* sums, Writer& writer, Copier& copier) {
     constexpr int64_t SUMS_STRIDE = COLUMNS * sizeof(float), ROW_BYTES = TILE_SUM * sizeof(Bfloat16);
     begin_sums<Tiles, tiles>(sums, !accumulate, TILE_ROWS * COLUMNS, SUMS_STRIDE);
     for (int64_t block = 0; block < blocks; block++, rows += plan.reach * TILE_SUM) {
@@ -170,7 +172,7 @@ static inline __attribute__((always_inline)) void multiply_windows(
                 __builtin_prefetch(weights + TILE_VALUES + line * TILE_SUM, 0, 3);
             }
             for_each<tiles>([&](auto tile) __attribute__((always_inline)) {
-                Tiles::template load<7>(window + tile * TILE_VALUES, ROW_BYTES);
+                Tiles::template load<7>(window + starts[tile], ROW_BYTES);
                 Tiles::template multiply<tile, 7, 6>();
                 // Spread over the products, so that neither delays the tile unit.
                 if constexpr (tile == (tiles - 1) / 3) writer.template step<Tiles>();
@@ -199,6 +201,10 @@ struct Task {
     const Level* level;
     int64_t first, count;  // positions
     int64_t first_pair, end_pair;
+    int64_t tiles = 0;     // that are computed
+    int64_t starts[LARGEST_BLOCK / TILE_ROWS];  // of their windows, in a plane of scratch
+
+    Task() = default;
 
     Task(const Plan& plan, const Level* levels, int64_t index) : level(levels) {
         const int64_t parts = divided_up(plan.pairs, plan.pairs_of_task);
@@ -208,6 +214,27 @@ struct Task {
         count = std::min(plan.block, count_positions(*level) - first);
         first_pair = index % parts * plan.pairs_of_task;
         end_pair = std::min(plan.pairs, first_pair + plan.pairs_of_task);
+    }
+
+    // Lists the tiles whose windows have values, or all; the outputs of others become zeros.
+    void list_tiles(const Plan& plan, bool all) {
+        const int64_t channel = first_pair * COLUMNS, channels = std::min(end_pair * COLUMNS, plan.outputs) - channel;
+        for (int64_t tile = first; tile < first + end(); tile += TILE_ROWS) {
+            bool found = all;
+            for (int64_t row = -1; row <= 1 && !found; row++) {
+                Position position(*level, tile + row * row_pitch(*level) - 1);
+                for (int64_t index = 0; index < TILE_ROWS + 2 && !found; index++, position.advance()) {
+                    const int64_t pixel = position.pixel();
+                    found = pixel >= 0 && has_values(level->input + pixel * plan.inputs, plan.inputs);
+                }
+            }
+            if (found) starts[tiles++] = (tile - first) * TILE_SUM;
+            Position position(*level, tile);
+            for (int64_t index = 0; index < TILE_ROWS && !found; index++, position.advance()) {
+                const int64_t pixel = position.pixel();
+                if (pixel >= 0) std::fill_n(level->output + pixel * plan.outputs + channel, channels, Bfloat16{0});
+            }
+        }
     }
 
     int64_t first_copied() const { return first - row_pitch(*level) - 1; }
@@ -236,29 +263,33 @@ struct Scratch {
 };
 
 // One task through all input channels, of which the first chunk is copied already; that of `next`,
-// which is what this thread does then, or none, is copied meanwhile.
+// which is what this thread does then, is copied meanwhile, if it has any tiles.
 template <typename Tiles>
 static void convolve_task(
-    const Plan& plan, const Task& task, const Task* next, const Bfloat16* weights, const float* bias, bool relu,
+    const Plan& plan, const Task& task, const Task& next, const Bfloat16* weights, const float* bias, bool relu,
     Scratch& scratch) {
     int64_t* places = scratch.places;
     const Level& level = *task.level;
-    const int64_t pitch = row_pitch(level), end = task.end();
+    const int64_t pitch = row_pitch(level), end = task.tiles * TILE_ROWS;
     int64_t taps[TAPS];
     for (int64_t tap = 0; tap < TAPS; tap++) taps[tap] = (tap / 3 * pitch + tap % 3) * TILE_SUM;
-    Position position(level, task.first);
-    for (int64_t index = 0; index < end + PIXELS; index++, position.advance()) {
-        const int64_t pixel = position.pixel();
-        places[index] = pixel < 0 ? -1 : pixel * plan.outputs;
+    for (int64_t index = 0; index < end; index += TILE_ROWS) {
+        Position position(level, task.first + task.starts[index / TILE_ROWS] / TILE_SUM);
+        for (int64_t row = 0; row < TILE_ROWS; row++, position.advance()) {
+            const int64_t pixel = position.pixel();
+            places[index + row] = pixel < 0 ? -1 : pixel * plan.outputs;
+        }
     }
+    // Behind the last pixels the first ones are written again, of the next pair of tiles of channels.
+    for (int64_t index = 0; index < PIXELS; index++) places[end + index] = places[index] + COLUMNS;
     const Target target{level.output, nullptr, level.gate, bias, relu, plan.outputs};
     Writer writer;
     for (int64_t chunk = 0; chunk < plan.sum_blocks; chunk += plan.chunk) {
         const int64_t blocks = std::min(plan.chunk, plan.sum_blocks - chunk);
         const bool is_last = chunk + blocks == plan.sum_blocks;
-        Copier copier = is_last ? (next ? *next : task).copier(plan, 0, scratch.other_rows)
+        Copier copier = is_last ? (next.tiles ? next : task).copier(plan, 0, scratch.other_rows)
                                 : task.copier(plan, chunk + plan.chunk, scratch.other_rows);
-        if (is_last && !next) copier.positions = 0;
+        if (is_last && !next.tiles) copier.positions = 0;
         int64_t number = 0;
         for (int64_t pair = task.first_pair; pair < task.end_pair; pair++) {
             const int64_t channel = pair * COLUMNS, columns = std::min(COLUMNS, plan.outputs - channel);
@@ -270,7 +301,7 @@ static void convolve_task(
                 const int64_t pixels = std::min(PIXELS, end - pixel);
                 for (int64_t half = 0; half * TILE_ROWS < columns; half++) {
                     multiply_some<Tiles>(
-                        pixels / TILE_ROWS, scratch.rows + pixel * TILE_SUM, taps, plan, blocks,
+                        pixels / TILE_ROWS, scratch.rows, task.starts + pixel / TILE_ROWS, taps, plan, blocks,
                         weights + (row + half * plan.sum_blocks) * tile, chunk > 0, sum + half * TILE_ROWS, writer,
                         copier);
                 }
@@ -297,13 +328,21 @@ static void convolve(
     {
         Tiles::begin();
         Scratch thread_scratch(plan, scratch + omp_get_thread_num() * rounded_up(plan.thread_bytes(), 64));
+        const auto take = [&] {
+            for (int64_t index = taken++; index < tasks; index = taken++) {
+                Task task(plan, levels, index);
+                task.list_tiles(plan, bias != nullptr);
+                if (task.tiles) return task;
+            }
+            return Task();
+        };
         // Taken one ahead, so that its pixels can be copied meanwhile.
-        int64_t index = taken++;
-        if (index < tasks) Task(plan, levels, index).copier(plan, 0, thread_scratch.rows).finish();
-        for (int64_t next; index < tasks; index = next) {
-            next = taken++;
-            const Task task(plan, levels, index), following(plan, levels, std::min(next, tasks - 1));
-            convolve_task<Tiles>(plan, task, next < tasks ? &following : nullptr, weights, bias, relu, thread_scratch);
+        Task task = take();
+        if (task.tiles) task.copier(plan, 0, thread_scratch.rows).finish();
+        while (task.tiles) {
+            const Task next = take();
+            convolve_task<Tiles>(plan, task, next, weights, bias, relu, thread_scratch);
+            task = next;
         }
         Tiles::end();
     }
@@ -317,7 +356,8 @@ int64_t tile_convolution_scratch_bytes(
     return rounded_up(make_plan(levels, level_count, inputs, outputs, threads).thread_bytes(), 64) * threads;
 }
 
-// Outputs of all levels from weights as tiles; `bias` float32 [outputs] or none.
+// Outputs of all levels from weights as tiles; `bias` float32 [outputs] or none. Without one they are zero where the
+// windows are, and not computed there.
 void tile_convolution(
     const Level* levels, int64_t level_count, int64_t inputs, int64_t outputs, const Bfloat16* weights,
     const float* bias, int32_t relu, void* scratch, int32_t threads, int32_t tiles) {

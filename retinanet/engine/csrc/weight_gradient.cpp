@@ -11,11 +11,16 @@
 // Channels go in units of 32: one tile has the unit's even channels, the next one its odd ones. So a pair is
 // made by shifts alone, and the order is put right when the sums are written.
 //
+// Where the gradient is zero there are no products: rows that no value's taps reach are left out of the sequence,
+// and of the others the tiles of dY that have no values.
+//
 // Registers: six tiles of sums share one tile of dY. For 3×3 these are the left and the right tap of three
 // rows, which begin at even pixels alike: 2 KB from the level-2 cache for six products, where 2×2 sums read
 // 4 KB for four.
 
 #include <omp.h>
+
+#include <vector>
 
 #include "levels.h"
 #include "tiles.h"
@@ -39,7 +44,7 @@ struct Plan {
     int64_t output_units, input_units, taps;
     int64_t blocks, groups;  // blocks of 16 output channels in a group, an even number; groups
     int64_t steps;           // tiles along the sum in a block of pixels
-    int64_t rows, parts;     // rows of all levels; parts
+    int64_t parts;
     int64_t unit_sums;       // float32 values of a block of outputs and a unit of inputs
     int64_t block_sums;      // of a block of outputs and all inputs
     int64_t sums;            // of a group
@@ -47,10 +52,24 @@ struct Plan {
     int64_t thread_bytes;
 };
 
-// Rows `first` … `end` of one level's long sequence.
-struct Strip {
+// A row of a level's long sequence, and where it lies in the maps; nowhere if it is the zeros after an image.
+struct Row {
     const GradientLevel* level;
+    const Bfloat16 *gradient = nullptr, *input = nullptr;
+};
+
+// Rows `first` … `end`, of one level.
+struct Strip {
+    const std::vector<Row>& rows;
     int64_t first, end;
+
+    const GradientLevel& level() const { return *rows[first].level; }
+};
+
+// The tiles along the sum of a strip that have values of the gradient, by number.
+struct Steps {
+    const int32_t* numbers;
+    int64_t count;
 };
 
 // Pixels from a row to the next. A 3×3's rows end in at least one zero, and their lengths are even, so that
@@ -64,10 +83,31 @@ static int64_t count_rows(const GradientLevel& level, const Shape& shape) {
     return level.images * (level.height + (shape.kernel == 1 ? 0 : 1));
 }
 
-static int64_t count_pixels(const GradientLevel* levels, int64_t level_count, const Shape& shape) {
-    int64_t pixels = 0;
-    for (int64_t l = 0; l < level_count; l++) pixels += count_rows(levels[l], shape) * row_pitch(levels[l], shape);
-    return pixels;
+// The rows of all levels that have values of the gradient, and those around them, which their taps reach. Of a 1×1
+// all, since no layer's gradients are known to have rows of zeros.
+static std::vector<Row> list_rows(const GradientLevel* levels, int64_t level_count, const Shape& shape, int32_t threads) {
+    std::vector<Row> rows, kept;
+    for (const GradientLevel* level = levels; level < levels + level_count; level++) {
+        const int64_t image_rows = count_rows(*level, shape) / level->images;
+        for (int64_t row = 0; row < count_rows(*level, shape); row++) {
+            const int64_t image = row / image_rows, y = row % image_rows;
+            rows.push_back({level});
+            if (y == level->height) continue;
+            rows.back().gradient = level->gradient + (image * level->height + y) * level->width * shape.outputs;
+            rows.back().input = level->input + (image * level->input_height + y * shape.stride) * level->input_width * shape.inputs;
+        }
+    }
+    if (shape.kernel == 1) return rows;
+    const int64_t count = rows.size(), around = 1;
+    std::vector<char> found(count + 2 * around);  // with one before the first row and one after the last
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t row = 0; row < count; row++) {
+        found[row + around] = rows[row].gradient && has_values(rows[row].gradient, rows[row].level->width * shape.outputs);
+    }
+    for (int64_t row = 0; row < count; row++) {
+        if (std::count(&found[row], &found[row] + 2 * around + 1, true)) kept.push_back(rows[row]);
+    }
+    return kept;
 }
 
 // About how many cycles a plan takes, by what each part took in measurements; only the order of plans matters.
@@ -89,12 +129,12 @@ static double estimate_cycles(const Plan& plan, int64_t pixels, int64_t threads)
 static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, const Shape& shape, int64_t threads) {
     Plan best{};
     double least = 0;
-    int64_t rows = 0, widest = 0;
+    int64_t rows = 0, pixels = 0, widest = 0;
     for (int64_t l = 0; l < level_count; l++) {
         rows += count_rows(levels[l], shape);
+        pixels += count_rows(levels[l], shape) * row_pitch(levels[l], shape);
         widest = std::max(widest, row_pitch(levels[l], shape));
     }
-    const int64_t pixels = count_pixels(levels, level_count, shape);
     const int64_t all_blocks = rounded_up(shape.outputs, UNIT) / TILE_ROWS;
     const int64_t most = std::min(all_blocks, shape.kernel == 1 ? 2 * MOST_BLOCKS : MOST_BLOCKS);
     for (int64_t wanted = most; wanted >= 2; wanted -= 2) {
@@ -107,7 +147,6 @@ static Plan plan_gradient(const GradientLevel* levels, int64_t level_count, cons
             plan.blocks = rounded_up(divided_up(all_blocks, plan.groups), 2);
             plan.groups = divided_up(all_blocks, plan.blocks);
             plan.steps = std::max(PACKED / plan.blocks, divided_up(widest, TILE_SUM));
-            plan.rows = rows;
             plan.parts = parts;
             plan.unit_sums = 2 * plan.taps * TILE_SUMS;
             plan.block_sums = plan.unit_sums * plan.input_units;
@@ -133,6 +172,7 @@ struct Workspace {
     const Bfloat16 **gradient_places, **input_places;  // where each pixel of the sequences lies
     Bfloat16* zeros;      // stands in for pixels that are not there
     float* bias;
+    std::vector<int32_t> steps;  // of the strip at hand
 
     Workspace(char* memory, const Plan& plan, const Shape& shape) {
         const int64_t packed = plan.most_pixels * 32;
@@ -152,33 +192,18 @@ struct Workspace {
     }
 };
 
-// Where the pixels of a strip's gradient lie, `count` of them.
-static void place_gradient(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
-    const GradientLevel& level = *strip.level;
-    const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
-    std::fill(work.gradient_places, work.gradient_places + count, work.zeros);
-    for (int64_t row = strip.first; row < strip.end; row++) {
-        const int64_t image = row / image_rows, y = row % image_rows;
-        if (y >= level.height) continue;
-        const Bfloat16* from = level.gradient + (image * level.height + y) * level.width * shape.outputs;
-        const Bfloat16** to = work.gradient_places + (row - strip.first) * pitch;
-        for (int64_t x = 0; x < level.width; x++) to[x] = from + x * shape.outputs;
-    }
-}
-
-// Where the pixels of a strip's input lie; of a 3×3 from a row and a column before the gradient's first.
-static void place_input(const Strip& strip, const Shape& shape, int64_t count, Workspace& work) {
-    const GradientLevel& level = *strip.level;
-    const int64_t pitch = row_pitch(level, shape), image_rows = count_rows(level, shape) / level.images;
-    const int64_t around = shape.kernel / 2;
-    std::fill(work.input_places, work.input_places + count, work.zeros);
-    for (int64_t row = std::max<int64_t>(0, strip.first - around);
-         row < std::min(strip.end + around, count_rows(level, shape)); row++) {
-        const int64_t image = row / image_rows, y = row % image_rows;
-        if (y >= level.height) continue;
-        const Bfloat16* from = level.input + (image * level.input_height + y * shape.stride) * level.input_width * shape.inputs;
-        const Bfloat16** to = work.input_places + (row - strip.first + around) * pitch + around;
-        for (int64_t x = 0; x < level.width; x++) to[x] = from + x * shape.stride * shape.inputs;
+// Where the pixels of a strip's rows lie in one of the maps, `values` apart, and those of `around` rows and columns
+// before and behind them: `count` in all.
+static void place_pixels(
+    const Strip& strip, const Bfloat16* Row::*map, int64_t values, int64_t around, int64_t pitch, int64_t count, const Bfloat16* zeros,
+    const Bfloat16** places) {
+    const int64_t rows = strip.rows.size(), width = strip.level().width;
+    std::fill(places, places + count, zeros);
+    for (int64_t row = std::max<int64_t>(0, strip.first - around); row < std::min(strip.end + around, rows); row++) {
+        // Another level's rows may be shorter.
+        const Bfloat16* from = strip.rows[row].level == &strip.level() ? strip.rows[row].*map : nullptr;
+        const Bfloat16** to = places + (row - strip.first + around) * pitch + around;
+        for (int64_t x = 0; from && x < width; x++) to[x] = from + x * values;
     }
 }
 
@@ -297,14 +322,14 @@ static inline void fetch_sums(const float* sums, int64_t tiles, int64_t step, in
 // The taps on the left and on the right, which both begin at even pixels: six tiles for one of the gradient.
 template <class Tiles>
 static void sum_sides(
-    const Bfloat16* gradients, const Bfloat16* even, int64_t steps, int64_t pitch, float* sums, const float* next_sums, bool first,
+    const Bfloat16* gradients, const Bfloat16* even, Steps steps, int64_t pitch, float* sums, const float* next_sums, bool first,
     Ahead& ahead) {
     begin_sums<Tiles, 6>(sums, first);
     const int64_t row = pitch / 2 * 32;  // pairs from a row to the next, in values
-    for (int64_t step = 0; step < steps; step++) {
-        const Bfloat16* input = even + step * TILE_VALUES;
+    for (int64_t step = 0; step < steps.count; step++) {
+        const Bfloat16* input = even + steps.numbers[step] * TILE_VALUES;
         ahead.fetch();
-        fetch_sums(next_sums, 6, step, steps);
+        fetch_sums(next_sums, 6, step, steps.count);
         Tiles::template load<6>(gradients + step * TILE_VALUES, 64);
         multiply_at<Tiles, 0>(input);
         multiply_at<Tiles, 1>(input + 32);
@@ -319,17 +344,17 @@ static void sum_sides(
 // The taps in the middle, for two blocks of output channels at once.
 template <class Tiles>
 static void sum_middle(
-    const Bfloat16* gradients, int64_t next_block, const Bfloat16* odd, int64_t steps, int64_t pitch, float* sums,
+    const Bfloat16* gradients, int64_t next_block, const Bfloat16* odd, Steps steps, int64_t pitch, float* sums,
     float* next_sums, int64_t after, bool first, Ahead& ahead) {
     begin_sums<Tiles, 3>(sums, first);
     begin_sums<Tiles, 3, 3>(next_sums, first);
     const int64_t row = pitch / 2 * 32;
-    for (int64_t step = 0; step < steps; step++) {
-        const Bfloat16* input = odd + step * TILE_VALUES;
+    for (int64_t step = 0; step < steps.count; step++) {
+        const Bfloat16* input = odd + steps.numbers[step] * TILE_VALUES;
         ahead.fetch();
         if (after) {
-            fetch_sums(sums + after, 3, step, steps);
-            fetch_sums(next_sums + after, 3, step, steps);
+            fetch_sums(sums + after, 3, step, steps.count);
+            fetch_sums(next_sums + after, 3, step, steps.count);
         }
         Tiles::template load<6>(gradients + step * TILE_VALUES, 64);
         multiply_at<Tiles, 0>(input);
@@ -347,20 +372,21 @@ static void sum_middle(
 // A 1×1's products of two blocks of output channels with a unit of input channels.
 template <class Tiles>
 static void sum_unit(
-    const Bfloat16* gradients, int64_t next_block, const Bfloat16* input, int64_t next_input, int64_t steps, float* sums,
+    const Bfloat16* gradients, int64_t next_block, const Bfloat16* inputs, int64_t next_input, Steps steps, float* sums,
     float* next_sums, int64_t after, bool first, Ahead& ahead) {
     begin_sums<Tiles, 2>(sums, first);
     begin_sums<Tiles, 2, 2>(next_sums, first);
-    for (int64_t step = 0; step < steps; step++) {
+    for (int64_t step = 0; step < steps.count; step++) {
+        const Bfloat16* input = inputs + steps.numbers[step] * TILE_VALUES;
         ahead.fetch();
         if (after) {
-            fetch_sums(sums + after, 2, step, steps);
-            fetch_sums(next_sums + after, 2, step, steps);
+            fetch_sums(sums + after, 2, step, steps.count);
+            fetch_sums(next_sums + after, 2, step, steps.count);
         }
         Tiles::template load<4>(gradients + step * TILE_VALUES, 64);
-        Tiles::template load<6>(input + step * TILE_VALUES, 64);
+        Tiles::template load<6>(input, 64);
         Tiles::template multiply<0, 4, 6>();
-        Tiles::template load<7>(input + next_input + step * TILE_VALUES, 64);
+        Tiles::template load<7>(input + next_input, 64);
         Tiles::template multiply<1, 4, 7>();
         Tiles::template load<5>(gradients + next_block + step * TILE_VALUES, 64);
         Tiles::template multiply<2, 5, 6>();
@@ -374,16 +400,16 @@ static void sum_unit(
 // 16 channels and the group's first block.
 template <class Tiles>
 static void sum_strip(
-    const Workspace& work, const Plan& plan, int64_t steps, int64_t pitch, int64_t blocks, float* sums, bool first, Ahead ahead) {
+    const Workspace& work, const Plan& plan, Steps steps, int64_t pitch, int64_t blocks, float* sums, bool first, Ahead ahead) {
     const int64_t block = plan.steps * TILE_VALUES;                        // of the packed gradient
     const int64_t next = plan.block_sums;
     const int64_t half = plan.most_pixels * 16;                            // of the packed input
     if (plan.taps == 1) {
-        for (int64_t begin = 0; begin < steps; begin += CHUNK) {
-            const int64_t taken = std::min(CHUNK, steps - begin);
+        for (int64_t begin = 0; begin < steps.count; begin += CHUNK) {
+            const Steps taken{steps.numbers + begin, std::min(CHUNK, steps.count - begin)};
             for (int64_t b = 0; b < blocks; b += 2) {
                 sum_unit<Tiles>(
-                    work.gradients + b * block + begin * TILE_VALUES, block, work.even + begin * TILE_VALUES, half, taken,
+                    work.gradients + b * block + begin * TILE_VALUES, block, work.even, half, taken,
                     sums + b * next, sums + (b + 1) * next, b + 2 < blocks ? 2 * next : 0, first && begin == 0, ahead);
             }
         }
@@ -419,25 +445,38 @@ static Group find_group(const Plan& plan, int64_t index) {
     return {first, std::min(plan.blocks / 2, plan.output_units - first)};
 }
 
-// One strip: packs the group's gradients once, each unit of the inputs once, and sums their products.
-template <class Tiles>
-static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
-    const GradientLevel& level = *strip.level;
-    const int64_t pitch = row_pitch(level, shape);
-    const int64_t steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
-    const int64_t halo = plan.taps == 1 ? 0 : 2 * pitch + 2;
-    const int64_t pixels = steps * TILE_SUM + halo, pairs = pixels / 2, half = plan.most_pixels * 16;
-    place_gradient(strip, shape, steps * TILE_SUM, work);
-    place_input(strip, shape, pixels + 1, work);
-    Ahead first_unit(work.input_places, pixels, 0, steps);
-    for (int64_t step = 0; step < steps; step++) {
+// Lists those of a strip's `count` steps in which a group's gradients have values.
+static Steps list_steps(const Shape& shape, const Group& group, int64_t count, Workspace& work) {
+    work.steps.clear();
+    const auto found = [&](const Bfloat16* pixel) { return has_values(pixel + group.first_unit * UNIT, group.outputs(shape)); };
+    for (int64_t step = 0; step < count; step++) {
         const Bfloat16* const* places = work.gradient_places + step * TILE_SUM;
+        if (std::any_of(places, places + TILE_SUM, found)) work.steps.push_back(step);
+    }
+    return {work.steps.data(), static_cast<int64_t>(work.steps.size())};
+}
+
+// One strip: packs the group's gradients once, each unit of the inputs once, and sums their products. Returns whether
+// there are any.
+template <class Tiles>
+static bool add_strip(const Strip& strip, const Shape& shape, const Plan& plan, const Group& group, Workspace& work, float* sums, bool first) {
+    const int64_t pitch = row_pitch(strip.level(), shape);
+    const int64_t most_steps = ((strip.end - strip.first) * pitch + TILE_SUM - 1) / TILE_SUM;
+    const int64_t halo = plan.taps == 1 ? 0 : 2 * pitch + 2;
+    const int64_t pixels = most_steps * TILE_SUM + halo, pairs = pixels / 2, half = plan.most_pixels * 16;
+    place_pixels(strip, &Row::gradient, shape.outputs, 0, pitch, most_steps * TILE_SUM, work.zeros, work.gradient_places);
+    const Steps steps = list_steps(shape, group, most_steps, work);
+    if (!steps.count) return false;
+    place_pixels(
+        strip, &Row::input, shape.stride * shape.inputs, shape.kernel / 2, pitch, pixels + 1, work.zeros, work.input_places);
+    Ahead first_unit(work.input_places, pixels, 0, steps.count);
+    for (int64_t step = 0; step < steps.count; step++) {
+        const Bfloat16* const* places = work.gradient_places + steps.numbers[step] * TILE_SUM;
+        const Bfloat16* const* next = work.gradient_places + steps.numbers[std::min(step + 1, steps.count - 1)] * TILE_SUM;
         first_unit.fetch();
         for (int64_t unit = 0; unit < group.units; unit++) {
             const int64_t channel = (group.first_unit + unit) * UNIT;
-            if (step + 1 < steps) {
-                for (int64_t pixel = TILE_SUM; pixel < 2 * TILE_SUM; pixel++) __builtin_prefetch(places[pixel] + channel, 0, 2);
-            }
+            for (int64_t pixel = 0; pixel < TILE_SUM; pixel++) __builtin_prefetch(next[pixel] + channel, 0, 2);
             pack_gradient(
                 places, channel, shape.outputs, work.gradients + (2 * unit * plan.steps + step) * TILE_VALUES,
                 plan.steps * TILE_VALUES, work.bias + unit * UNIT);
@@ -447,41 +486,36 @@ static void add_strip(const Strip& strip, const Shape& shape, const Plan& plan, 
     for (int64_t unit = 0; unit < plan.input_units; unit++) {
         pack_input(work.input_places, pairs, unit * UNIT, shape.inputs, work.even, half);
         if (plan.taps != 1) pack_input(work.input_places + 1, pairs, unit * UNIT, shape.inputs, work.odd, half);
-        const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps);
+        const Ahead ahead(work.input_places, unit + 1 < plan.input_units ? pixels : 0, (unit + 1) * UNIT, passes * steps.count);
         sum_strip<Tiles>(work, plan, steps, pitch, 2 * group.units, sums + unit * plan.unit_sums, first, ahead);
     }
+    return true;
 }
 
-// Rows `begin` … `end` of all levels' sequences, counted through.
+// Rows `begin` … `end`, of any levels.
 template <class Tiles>
 static void add_rows(
-    const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t begin, int64_t end, const Group& group,
-    Workspace& work, float* sums) {
+    const std::vector<Row>& rows, int64_t begin, int64_t end, const Shape& shape, const Plan& plan, const Group& group, Workspace& work,
+    float* sums) {
     bool first = true;
-    int64_t passed = 0;
     std::fill(work.bias, work.bias + plan.blocks * TILE_ROWS, 0.0f);
-    for (int64_t l = 0; l < level_count; l++) {
-        const int64_t rows = count_rows(levels[l], shape);
-        const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / row_pitch(levels[l], shape));
-        for (int64_t row = std::max<int64_t>(0, begin - passed); row < std::min(rows, end - passed); row += at_once) {
-            const Strip strip{&levels[l], row, std::min({row + at_once, rows, end - passed})};
-            add_strip<Tiles>(strip, shape, plan, group, work, sums, first);
-            first = false;
-        }
-        passed += rows;
+    while (begin < end) {
+        Strip strip{rows, begin, begin};
+        const int64_t at_once = std::max<int64_t>(1, plan.steps * TILE_SUM / row_pitch(strip.level(), shape));
+        while (strip.end < std::min(end, begin + at_once) && rows[strip.end].level == &strip.level()) strip.end++;
+        if (add_strip<Tiles>(strip, shape, plan, group, work, sums, first)) first = false;
+        begin = strip.end;
     }
+    if (first) std::fill_n(sums, plan.sums, 0.0f);
 }
 
 // The row at which part `part` begins: all have about as many pixels.
-static int64_t part_begin(const GradientLevel* levels, int64_t level_count, const Shape& shape, const Plan& plan, int64_t part) {
-    int64_t wanted = count_pixels(levels, level_count, shape) * part / plan.parts, passed = 0;
-    for (int64_t l = 0; l < level_count; l++) {
-        const int64_t rows = count_rows(levels[l], shape), pitch = row_pitch(levels[l], shape);
-        if (wanted < rows * pitch) return passed + wanted / pitch;
-        wanted -= rows * pitch;
-        passed += rows;
-    }
-    return passed;
+static int64_t part_begin(const std::vector<Row>& rows, const Shape& shape, const Plan& plan, int64_t part) {
+    int64_t pixels = 0, begin = 0;
+    for (const Row& row : rows) pixels += row_pitch(*row.level, shape);
+    int64_t wanted = pixels * part / plan.parts;
+    for (const Row& row : rows) begin += (wanted -= row_pitch(*row.level, shape)) >= 0;
+    return begin;
 }
 
 // Where the results go: weights [outputs, kernel, kernel, inputs], times `scale` unless that is null, and biases.
@@ -531,6 +565,7 @@ template <class Tiles>
 static void weight_gradient(
     const GradientLevel* levels, int64_t level_count, const Shape& shape, const Result& result, char* scratch, int32_t threads) {
     const Plan plan = plan_gradient(levels, level_count, shape, threads);
+    const std::vector<Row> rows = list_rows(levels, level_count, shape, threads);
     const int64_t tasks = plan.groups * plan.parts;
     float* sums = reinterpret_cast<float*>(scratch + threads * plan.thread_bytes);
     float* biases = sums + count_sums(plan, threads) * plan.sums;
@@ -546,8 +581,7 @@ static void weight_gradient(
             // Where pixels are not divided, each thread has one place for its sums, which stays in its cache.
             float* task_sums = sums + (plan.parts > 1 ? task : omp_get_thread_num()) * plan.sums;
             add_rows<Tiles>(
-                levels, level_count, shape, plan, part_begin(levels, level_count, shape, plan, part),
-                part_begin(levels, level_count, shape, plan, part + 1), group, work, task_sums);
+                rows, part_begin(rows, shape, plan, part), part_begin(rows, shape, plan, part + 1), shape, plan, group, work, task_sums);
             if (plan.parts > 1) {
                 std::copy(work.bias, work.bias + group_channels, biases + task * group_channels);
                 continue;

@@ -72,19 +72,8 @@ static inline Pixel find_pixel(const Bfloat16* map, const Tile& tile, int64_t ro
     return {map + ((tile.image * height + y) * width + x) * channels, 0xffffffff};
 }
 
-// Whether a pixel has a value other than zero, NaN included.
-static inline bool has_values(const Pixel& pixel, int64_t channels) {
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-    for (int64_t channel = 0; pixel.inside && channel < channels; channel += 32) {
-        const __m512i values = _mm512_maskz_loadu_epi16(first_lanes(channels - channel), pixel.values + channel);
-        if (_mm512_test_epi16_mask(values, magnitude)) return true;
-    }
-    return false;
-}
-
 // The indices of the tiles that have values in a map `of_level(level)`, within their rows and columns `first` to
-// `last`, and one tile at least. The gradients of boxes are zero but around the objects, so that most tiles
-// contribute nothing; elsewhere the first pixel read tells. `at_empty` is called with the others.
+// `last`, and one tile at least. `at_empty` is called with the others.
 template <int first, int last, class OfLevel, class Work>
 static std::vector<int32_t> list_tiles_with_values(
     const Level* levels, int64_t level_count, int64_t channels, int32_t threads, const OfLevel& of_level, const Work& at_empty) {
@@ -96,7 +85,8 @@ static std::vector<int32_t> list_tiles_with_values(
         bool found = false;
         for (int row = first; row <= last && !found; row++) {
             for (int column = first; column <= last && !found; column++) {
-                found = has_values(find_pixel(of_level(*tile.level), tile, row, column, channels), channels);
+                const Pixel pixel = find_pixel(of_level(*tile.level), tile, row, column, channels);
+                found = pixel.inside && has_values(pixel.values, channels);
             }
         }
         indices[index] = found;

@@ -62,6 +62,15 @@ WEIGHT_GRADIENTS = {
     "1x1 of stride 2": Case(2, 40, 64, [(13, 10)], kernel=1, stride=2),
     "1x1 of stride 2, one pixel": Case(1, 8, 8, [(1, 2)], kernel=1, stride=2),
 }
+ZERO_BUT = {
+    "nowhere": [],
+    "at the first pixel": [(0, 0, 0, 0)],
+    "at the last pixel": [(1, 1, -1, -1)],
+    "at corners and borders": [(0, 0, 0, -1), (0, 1, -1, 0), (0, 1, 17, 0), (1, 0, 2, -1)],
+    "where levels meet": [(0, 1, -1, -1), (1, 0, 0, 0)],
+    "around objects": [(0, 0, 7, 4), (0, 0, 7, 5), (0, 0, 7, 18), (0, 0, 8, 5), (0, 1, 30, 9)],
+}
+"""Pixels with values, as (level, image, row, column)."""
 BY_VECTORS = {
     "several levels": Case(2, 64, 96, [(21, 17), (5, 4), (1, 1)], kernel=1),
     "one thread": Case(2, 96, 32, [(33, 32)], threads=1, kernel=1),
@@ -163,6 +172,65 @@ def test_weight_and_bias_gradients(tiles: Tiles, name: str) -> None:
     shape: dict[str, Any] = {"kernel": case.kernel, "stride": case.stride}
     results = weight_gradient(levels, gradients, **shape, tiles=tiles)
     assert_close_sums(results, gradients_in_float64(case, levels, gradients))
+
+
+def gradients_but_zero(
+    case: Case, pixels: list[tuple[int, int, int, int]], value: float = 1.5
+) -> list[Tensor]:
+    """Return the outputs' gradients: zeros of both signs but in the last channel of some pixels."""
+    gradients = [gradient.mul_(0.0) for gradient in case.outputs_of_levels()]
+    for level, image, y, x in pixels:
+        gradients[level][image, -1, y, x] = value
+    return gradients
+
+
+@pytest.mark.parametrize("outputs", [64, 331])
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("name", ZERO_BUT)
+def test_input_gradients_where_gradients_are_zero(
+    tiles: Tiles, name: str, threads: int, outputs: int
+) -> None:
+    """As those of boxes are, but around the objects: nothing is multiplied elsewhere."""
+    case = Case(2, 37, outputs, [(33, 23), (3, 2)], threads)
+    torch.set_num_threads(case.threads)
+    weight, _ = case.weight_and_bias()
+    gradients = gradients_but_zero(case, ZERO_BUT[name])
+    with new_memory(NAN):
+        results = tile_convolve(gradients, backward_weight(weight), tiles=tiles)
+    for gradient, result in zip(gradients, results, strict=True):
+        assert_rounded(result, F.conv_transpose2d(gradient.double(), weight.double(), padding=1))
+    infinite = backward_weight(torch.full_like(weight, torch.inf))
+    results = tile_convolve(gradients, infinite, tiles=tiles)
+    assert all(result[:, :, 12:15].count_nonzero() == 0 for result in results)
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("name", ZERO_BUT)
+def test_weight_gradients_where_gradients_are_zero(tiles: Tiles, name: str, threads: int) -> None:
+    """Nothing is multiplied in rows that have no value around them."""
+    case = Case(2, 37, 71, [(33, 23), (3, 2)], threads)
+    torch.set_num_threads(case.threads)
+    levels, gradients = case.inputs_of_levels(), gradients_but_zero(case, ZERO_BUT[name])
+    levels[0][:, :, 12:15] = torch.nan
+    with new_memory(NAN):
+        results = weight_gradient(levels, gradients, kernel=3, tiles=tiles)
+    read = [level.nan_to_num(0) for level in levels]
+    assert_close_sums(results, gradients_in_float64(case, read, gradients))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_value_that_is_not_finite_among_zeros(tiles: Tiles, value: float) -> None:
+    case = Case(2, 37, 71, [(33, 23)])
+    weight, _ = case.weight_and_bias()
+    gradients = gradients_but_zero(case, [(0, 1, 30, 0)], value)
+    [result] = tile_convolve(gradients, backward_weight(weight.abs() + 1), tiles=tiles)
+    assert result[1, :, 29:32, :2].isfinite().count_nonzero() == 0
+    assert result.isfinite().logical_not().sum() == 6 * case.inputs
+    grad_weight, grad_bias = weight_gradient(
+        case.inputs_of_levels(), gradients, kernel=3, tiles=tiles
+    )
+    assert not grad_weight[-1].isfinite().any() and not grad_bias[-1].isfinite()
+    assert grad_weight[:-1].count_nonzero() == 0 and grad_bias[:-1].count_nonzero() == 0
 
 
 def gradients_in_float64(
