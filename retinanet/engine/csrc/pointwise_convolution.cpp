@@ -4,8 +4,9 @@
 // They are bound by memory more than by arithmetic, so each map is read and written once. A task is
 // some pixels, whose channels lie one after the other in memory and are tiles as they are. The
 // weights are tiles too, see tile_weights.cpp. They stay in the level-2 cache while the pixels pass by,
-// 32 at a time; where they are too large, those of 32 outputs stay in the level-1 cache while the
-// task's pixels, which stay in the level-2 cache, pass by. What the next task reads is fetched meanwhile.
+// 32 at a time; where they are too large, and always without AMX, those of 32 outputs stay in the level-1
+// cache while the task's pixels, which stay in the level-2 cache, pass by. What the next task reads is fetched
+// meanwhile.
 
 #include <omp.h>
 

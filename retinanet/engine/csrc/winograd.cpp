@@ -227,7 +227,7 @@ WITH_BF16 static void fill_rows(
         Pixel pixels[4][4];
         if (t + AHEAD < tile_count) {
             const Tile& later = tiles[t + AHEAD];
-            // The left half is the right one of the tile before.
+            // The left half is the right one of the tile before, unless that was left out.
             for (int row = 0; row < 4; row++) {
                 for (int column : {2, 3}) fetch(find_pixel(later.level->input, later, row - 1, column - 1, channels), channel, count);
             }
