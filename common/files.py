@@ -278,7 +278,7 @@ def removed_on_failure(outputs: Sequence[Path]) -> Iterator[None]:
 
     Those that exist before stay; of the folders they are in, new ones that are empty are removed.
     """
-    new = [output for output in outputs if not output.exists()]
+    new = [output for output in outputs if not os.path.lexists(output)]
     parents = {parent for output in outputs for parent in output.parents}
     # The innermost first: a folder can be removed once it is empty.
     new_folders = sorted((p for p in parents if not p.exists()), key=lambda p: -len(p.parts))

@@ -84,7 +84,8 @@ LABELME = (
 def is_of_labelme(path: Path) -> bool:
     """Return whether a JSON file seems to hold the shapes that somebody drew in one photo."""
     with or_unreadable(path), open_regular(path) as file:
-        return b'"shapes"' in file.read(4096)  # they stand before the photo's own bytes
+        # The name of a field, not a class of this name; they stand before the photo's own bytes.
+        return re.search(rb'"shapes"\s*:', file.read(4096)) is not None
 
 
 class Window:

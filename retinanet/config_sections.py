@@ -370,7 +370,7 @@ class EngineConfig:
             "winograd needs engine.name=torch and engine.precision=bf16; set auto",
         ),
     ] = "auto"
-    """BF16 kernels; auto: own tiles on AMX, Winograd on AVX-512 BF16, else oneDNN. [name]"""
+    """BF16 kernels; auto: own tiles on AMX, own kernels on AVX-512 BF16, else oneDNN. [name]"""
     focal_loss: Annotated[
         Literal["auto", "kernel", "paper", "paper_implicit", "reference"],
         LogitCopies({"auto": 1, "kernel": 1, "paper": 11, "paper_implicit": 11, "reference": 40}),

@@ -310,7 +310,12 @@ def plan_command(options: PlanOptions) -> int:
     hosts: Sequence[tuple[str, int]] = ((name, options.np or 1),)
     if options.hosts is not None:
         hosts = hosts_with_ranks(options.hosts, ranks=options.np)
-    division = describe_division(settings, ranks=sum(count for _, count in hosts))
+    try:
+        division = describe_division(settings, ranks=sum(count for _, count in hosts))
+    except InputError as error:
+        if options.np is not None or options.hosts is not None:
+            raise
+        raise InputError(f"{error}, or give --np") from error
     plan = configured_plan(
         settings, host, allowed=allowed, quota=quota, hosts=hosts, openmp=options.openmp
     )

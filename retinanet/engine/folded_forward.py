@@ -72,9 +72,10 @@ class FoldedForward:
 
     @property
     def own_kernels(self) -> str | None:
-        """Return which kernels of our own convolve: `winograd`, `tiles` (AMX's), both, or none."""
-        has_amx = self._machine.tiles is Tiles.AMX
-        names = ["winograd"] * self.has_winograd + ["tiles"] * has_amx
+        """Return which kernels of our own convolve: `winograd`, `tiles` (AMX's), `vectors`."""
+        unit = self._machine.tiles
+        names = ["winograd"] * self.has_winograd + ["tiles"] * (unit is Tiles.AMX)
+        names += ["vectors"] * (unit is Tiles.VECTORS)
         return ", ".join(names) or None
 
     def __call__(self, images: Tensor) -> HeadOutputs:

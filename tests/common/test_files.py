@@ -212,8 +212,10 @@ def test_file_that_is_not_finished_leaves_nothing(tmp_path: Path, error: BaseExc
 def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text("mine")
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
     folder = tmp_path / "new" / "out"
-    outputs = [mine, folder / "a.json", folder / "images" / "train", folder / "never made"]
+    outputs = [mine, link, folder / "a.json", folder / "images" / "train", folder / "never made"]
 
     def write() -> None:
         (folder / "images" / "train").mkdir(parents=True)
@@ -224,7 +226,7 @@ def test_outputs_of_a_failed_command_are_removed_and_earlier_ones_kept(tmp_path:
     with pytest.raises(KeyboardInterrupt), removed_on_failure(outputs):
         write()
         raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == [mine]
+    assert {*tmp_path.iterdir()} == {mine, link}
     with removed_on_failure(outputs):
         write()
     assert (folder / "images" / "train" / "a.jpg").exists() and (folder / "a.json").exists()

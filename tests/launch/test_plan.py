@@ -215,7 +215,7 @@ def test_variables_of_oneccl_are_not_planned_for_mpi(
         ((*SEVERAL, "--backend", "nccl"), "'auto', 'shared', 'mpi', 'gloo' or 'ccl', found 'nccl'"),
         ((*SEVERAL, "--backend", "mpi", "distributed.groups=2"), "groups above 1 need backend="),
         ((*SEVERAL, "distributed.groups=3"), "distributed.groups: 3 groups cannot be of equal"),
-        (("distributed.groups=2",), "there is 1 rank; use 1"),
+        (("distributed.groups=2",), "there is 1 rank; use 1, or give --np"),
         (("--np", "2", "distributed.batch_split=[9, 9]"), "expected 2 numbers with the sum 16"),
     ],
 )

@@ -264,3 +264,12 @@ def test_chosen_classes_leave_out_images_of_others_only(tmp_path: Path) -> None:
     message = error_message(select_classes, read(tmp_path), ["Kind 4"])
     assert message.startswith("--classes: 'Kind 4' is not a class of train; did you mean 'kind ")
     assert "listed twice" in error_message(select_classes, read(tmp_path), ["a", "a"])
+
+
+def test_class_named_as_labelmes_field_is_read(tmp_path: Path) -> None:
+    with changed(tmp_path) as content:
+        content["categories"][0]["name"] = "shapes"
+        for name in ("images", "annotations"):  # which stand behind the classes then
+            content[name] = content.pop(name)
+    [split] = read(tmp_path)
+    assert "shapes" in split.annotations.category_names

@@ -100,7 +100,7 @@ def test_every_primitive_lies_within_a_phase(log: Path) -> None:
     # At least one convolution per layer, and as many again for gradients of inputs and of weights.
     # Where the processor has BF16 most of these small ones are our own kernels, which do not
     # appear in oneDNN's log.
-    forward, backward = {Tiles.AMX: (20, 10), Tiles.VECTORS: (15, 15), None: (50, 0)}[best_tiles()]
+    forward, backward = {Tiles.AMX: (20, 10), Tiles.VECTORS: (1, 1), None: (50, 0)}[best_tiles()]
     assert executed["forward"] > forward * len(STEPS)
     assert executed["backward"] > (backward * len(STEPS) or executed["forward"])
     assert set(executed) == {"forward", "backward"}
@@ -129,7 +129,7 @@ def test_log_is_read_with_its_header_and_facts(log: Path) -> None:
     }
     assert {name: facts[name] for name in expected} == expected
     assert str(facts["cpus"]).isdigit() and str(facts["memory_nodes"]).isdigit()
-    assert facts["own_kernels"] in ("winograd", "tiles", None)
+    assert facts["own_kernels"] in ("winograd, vectors", "vectors", "tiles", None)
     assert isinstance(facts["command"], list) and facts["command"][0] == "train.py"
 
 
