@@ -485,7 +485,7 @@ def dataset(tmp_path: Path) -> Path:
         (folder / split).mkdir()
         Image.new("RGB", (64, 64)).save(folder / split / "a.png")
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-    (folder / "annotations" / "other.json").write_text('{"shapes": []}')
+    (folder / "annotations" / "other.json").write_text('{"info": {}}')
     return folder
 
 

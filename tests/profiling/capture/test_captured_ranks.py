@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from profiling.onednn_log.log import read_logs
+from retinanet.engine.gradient_sync import SHARED
 from tests.launch.ranks import run_ranks
 from tests.profiling.capture.training_runs import (
     marks_of_step,
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow
 def test_every_rank_writes_a_log_and_a_trace(tmp_path: Path) -> None:
     hooks = ("profile.onednn.steps=1", "profile.trace.steps=1", "training.batch_size=1")
     short = ("training.max_steps=1", "evaluation.every=99", "launch.pin=false", "launch.threads=1")
+    SHARED.library()  # compiled now, or one of two ranks would say that it waits for the other
     job = run_ranks(2, "train.py", *run_settings(tmp_path, "two", *hooks, *short))
     assert (job.code, job.errors) == (0, "")
     assert "_verbose" not in job.output
