@@ -96,8 +96,7 @@ static std::vector<int32_t> list_tiles_with_values(
     for (int64_t index = 0; index < tiles; index++) {
         if (indices[index]) indices[count++] = index;
     }
-    indices[0] = count ? indices[0] : 0;
-    indices.resize(std::max<int64_t>(count, 1));
+    indices.resize(std::max<int64_t>(count, 1));  // without any, the first one: its entry is 0
     return indices;
 }
 
