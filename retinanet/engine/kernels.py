@@ -171,8 +171,7 @@ def choose_kernels(
         # With 16 and more channels a group oneDNN's tiles are as full as ours.
         if has_vectors or (has_amx and (is_narrow or has_stride_2)):
             forward = of_input = Kernel.GROUPED
-        fits = is_narrow or few_pixels or (group_width == 16 and has_stride_2)
-        if has_amx or (has_vectors and fits):
+        if has_amx or has_vectors:
             of_weight = Kernel.GROUPED
     return LayerKernels(forward, of_input, of_weight, shape, params, machine.tiles)
 

@@ -226,6 +226,68 @@ static void multiply_tiles(const Bfloat16* gradient, const Bfloat16* const* taps
     store_sums<Tiles, 4>(sums);
 }
 
+#if defined(HAS_VECTOR_TILES)
+// Adds to the sums [16][16] of three taps, for `rows` of the channels of each group, from channel `first` of it on. A
+// lane is a channel of the features, so that no product is of two groups. The gradient's cells are not transposed.
+template <int rows>
+WITH_BF16 static void multiply_rows(
+    const Bfloat16* gradient, const Bfloat16* const* taps, int64_t cells, int64_t first, int64_t width, float* sums) {
+    __m512i channels[rows];  // of the gradient, by lane
+    __m512 totals[rows][3];
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i groups = _mm512_andnot_si512(_mm512_set1_epi32(int32_t(width - 1)), lanes);  // their first channels
+    const auto over_sums = [&](const auto& work) {
+        for (int64_t group = 0; group < BLOCK; group += width) {
+            const __mmask16 of_group = __mmask16(((1 << width) - 1) << group);
+            for (int row = 0; row < rows; row++) {
+                float* at = sums + (group + first + row) * BLOCK;
+                for (int tap = 0; tap < 3; tap++, at += SUM_VALUES) work(at, of_group, totals[row][tap]);
+            }
+        }
+    };
+    for (int row = 0; row < rows; row++) {
+        channels[row] = _mm512_add_epi32(groups, _mm512_set1_epi32(int32_t(first + row)));
+        for (int tap = 0; tap < 3; tap++) totals[row][tap] = _mm512_setzero_ps();
+    }
+    over_sums([](const float* at, __mmask16 lanes, __m512& total) { total = _mm512_mask_loadu_ps(total, lanes, at); });
+    for (int64_t place = 0; place < cells * CELL; place += CELL) {
+        const __m512i line = _mm512_loadu_si512(gradient + place);
+        __m512bh of_tap[3];
+        for (int tap = 0; tap < 3; tap++) of_tap[tap] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(taps[tap] + place));
+        for (int row = 0; row < rows; row++) {
+            const __m512bh values = reinterpret_cast<__m512bh>(_mm512_permutexvar_epi32(channels[row], line));
+            for (int tap = 0; tap < 3; tap++) totals[row][tap] = _mm512_dpbf16_ps(totals[row][tap], values, of_tap[tap]);
+        }
+    }
+    over_sums([](float* at, __mmask16 lanes, __m512 total) { _mm512_mask_storeu_ps(at, lanes, total); });
+}
+
+// As `multiply_tiles`. Groups of `width` channels, 16 at most.
+WITH_BF16 static void multiply_cells(
+    const Bfloat16* gradient, const Bfloat16* const* taps, int64_t cells, int64_t width, float* sums) {
+    const auto multiply = width == 4 ? multiply_rows<4> : multiply_rows<8>;
+    for (int64_t tap = 0; tap < TAPS; tap += 3, sums += 3 * SUM_VALUES) {
+        for (int64_t row = 0; row < width; row += 8) multiply(gradient, taps + tap, cells, row, width, sums);
+    }
+    const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t place = 0; place < cells * CELL; place += CELL) {
+        total = _mm512_dpbf16_ps(total, reinterpret_cast<__m512bh>(_mm512_loadu_si512(gradient + place)), ones);
+    }
+    float of_bias[BLOCK];
+    _mm512_storeu_ps(of_bias, total);
+    for (int64_t channel = 0; channel < BLOCK; channel++) sums[channel * BLOCK] += of_bias[channel];
+}
+
+template <typename Tiles>
+constexpr bool TAKES_CELLS = std::is_same_v<Tiles, VectorTiles>;
+#else
+static void multiply_cells(const Bfloat16*, const Bfloat16* const*, int64_t, int64_t, float*) {}
+
+template <typename Tiles>
+constexpr bool TAKES_CELLS = false;
+#endif
+
 // The order in which `multiply_tiles` takes the taps' columns.
 constexpr int64_t COLUMNS[3] = {0, 2, 1};
 
@@ -235,7 +297,7 @@ static void sum_strip(const Maps& maps, const Plan& plan, const Strip& strip, in
     Bfloat16* gradient = packed + 2 * block_values;
     pack_features(maps, plan, strip, unit, packed);
     const int64_t tiles = pack_gradient(maps, plan, strip, unit, gradient);
-    for (int64_t tile = 0; tile < tiles; tile++) {
+    for (int64_t tile = 0; !TAKES_CELLS<Tiles> && tile < tiles; tile++) {
         transpose_cells(gradient + tile * TILE_VALUES);
         transpose_cells(gradient + plan.gradient_cells * CELL + tile * TILE_VALUES);
     }
@@ -246,8 +308,13 @@ static void sum_strip(const Maps& maps, const Plan& plan, const Strip& strip, in
         for (int64_t tap = 0; tap < TAPS; tap++) {
             taps[tap] = packed + input * block_values + tap_cell(plan, tap % 3, COLUMNS[tap / 3]) * CELL;
         }
-        multiply_tiles<Tiles>(
-            gradient + output * plan.gradient_cells * CELL, taps, tiles, sums + pair * SUM_TILES * SUM_VALUES);
+        const Bfloat16* of_block = gradient + output * plan.gradient_cells * CELL;
+        float* of_pair = sums + pair * SUM_TILES * SUM_VALUES;
+        if constexpr (TAKES_CELLS<Tiles>) {
+            multiply_cells(of_block, taps, strip.rows * plan.row_cells, std::min(plan.shape.group_width, BLOCK), of_pair);
+        } else {
+            multiply_tiles<Tiles>(of_block, taps, tiles, of_pair);
+        }
     }
 }
 
@@ -287,12 +354,11 @@ static void write_channel(const Plan& plan, const char* scratch, int64_t channel
         if (unit < first_unit || unit >= plan.units * (part + 1) / plan.unit_parts) continue;
         const char* job_scratch = scratch + job * plan.job_bytes() + plan.packed_values() * sizeof(Bfloat16);
         const float* sums = reinterpret_cast<const float*>(job_scratch) + (unit - first_unit) * plan.unit_sums();
-        for (int64_t i = 0; i < width; i++) {
-            const int64_t input = first + i;
-            const float* row = sums + sums_place(plan, channel, input / BLOCK % 2) + input % BLOCK;
-            for (int64_t tap = 0; tap < TAPS; tap++) {
-                const int64_t ky = tap % 3, kx = COLUMNS[tap / 3];
-                of_weight[(channel * TAPS + ky * 3 + kx) * width + i] += row[tap * SUM_VALUES];
+        for (int64_t input = 0; input < width; input += BLOCK) {
+            const float* row = sums + sums_place(plan, channel, (first + input) / BLOCK % 2) + (first + input) % BLOCK;
+            for (int64_t tap = 0; tap < TAPS; tap++, row += SUM_VALUES) {
+                float* to = of_weight + (channel * TAPS + tap % 3 * 3 + COLUMNS[tap / 3]) * width + input;
+                for (int64_t i = 0; i < std::min(width, BLOCK); i++) to[i] += row[i];
             }
         }
         if (of_bias) of_bias[channel] += sums[sums_place(plan, channel, 0) + TAPS * SUM_VALUES];

@@ -52,31 +52,29 @@ def grouped(stride: int, groups: int = 8) -> ConvParams:
 def test_grouped_convolutions(shape: tuple[int, ...], params: ConvParams, suits: bool) -> None:
     for machine in (AMX, VECTORS):
         kernels = choose_kernels(shape, params, machine)
-        assert (kernels.weight_gradient is Kernel.GROUPED) == (
-            suits and (machine is AMX or shape[1] <= 16)
-        )
+        assert (kernels.weight_gradient is Kernel.GROUPED) == suits
     assert choose_kernels(shape, params).forward is Kernel.ONEDNN
 
 
 @pytest.mark.parametrize(
-    ("machine", "width", "stride", "forward", "weight_gradient"),
+    ("machine", "width", "stride", "forward"),
     [
-        (VECTORS, 8, 1, True, True),
-        (VECTORS, 16, 1, True, False),
-        (VECTORS, 16, 2, True, True),
-        (VECTORS, 32, 2, True, False),
-        (AMX, 8, 1, True, True),
-        (AMX, 16, 1, False, True),
-        (AMX, 16, 2, True, True),
+        (VECTORS, 8, 1, True),
+        (VECTORS, 16, 1, True),
+        (VECTORS, 16, 2, True),
+        (VECTORS, 32, 2, True),
+        (AMX, 8, 1, True),
+        (AMX, 16, 1, False),
+        (AMX, 16, 2, True),
     ],
 )
 def test_grouped_kernels_are_chosen_where_they_are_faster_than_onednn(
-    machine: Machine, width: int, stride: int, forward: bool, weight_gradient: bool
+    machine: Machine, width: int, stride: int, forward: bool
 ) -> None:
     kernels = choose_kernels((64, width, 3, 3), grouped(stride, groups=64 // width), machine)
     assert (kernels.forward is Kernel.GROUPED) == forward
     assert kernels.input_gradient is kernels.forward
-    assert (kernels.weight_gradient is Kernel.GROUPED) == weight_gradient
+    assert kernels.weight_gradient is Kernel.GROUPED
 
 
 @pytest.mark.parametrize("machine", [ONLY_ONEDNN, AMX, VECTORS, Machine(None, has_winograd=True)])
