@@ -272,31 +272,36 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def removed_on_failure(outputs: Sequence[Path]) -> Iterator[None]:
-    """Remove outputs (files, folders) if the context ends with an error or Ctrl-C.
+def removed_on_failure(outputs: Sequence[Path]) -> AbstractContextManager[None]:
+    """Return a context that removes outputs (files, folders) if it ends with an error or Ctrl-C.
 
-    Those that exist before stay; of the folders they are in, new ones that are empty are removed.
+    Those that exist at this call stay, also if the context is entered later; of the folders they
+    are in, those that did not exist are removed if they are empty.
     """
     new = [output for output in outputs if not os.path.lexists(output)]
     parents = {parent for output in outputs for parent in output.parents}
     # The innermost first: a folder can be removed once it is empty.
     new_folders = sorted((p for p in parents if not p.exists()), key=lambda p: -len(p.parts))
-    try:
-        yield
-    except BaseException:
-        for output in new:
-            # A signal just after a context began leaves its file to the garbage collector.
-            unfinished = output.parent.glob(f"{glob.escape(temporary_stem(output))}*{PARTIAL}")
-            for path in (output, *unfinished):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-        for parent in new_folders:
-            with suppress(OSError):
-                parent.rmdir()
-        raise
+
+    @contextmanager
+    def removed() -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            for output in new:
+                # A signal just after a context began leaves its file to the garbage collector.
+                unfinished = output.parent.glob(f"{glob.escape(temporary_stem(output))}*{PARTIAL}")
+                for path in (output, *unfinished):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+            for parent in new_folders:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise
+
+    return removed()
 
 
 def write_json(file: Path, content: object) -> None:

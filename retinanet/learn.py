@@ -84,22 +84,22 @@ def learn(options: LearnOptions) -> int:
     file, run = out / "my-photos.yaml", out / "detector"
     chosen = {each.name: value for each, value in option_values(options) if each.name != "out"}
     given = printable("retinanet learn: " + ", ".join(f"{k} {v}" for k, v in chosen.items() if v))
-    is_there = file.exists()
-    if not is_there:
-        if out.exists():
-            with locked_folder(out, WORK):  # a call that prepares its run is told of first
+    # What is new is found before the lock makes the folder, and removed only by the lock's holder.
+    is_new, removed = not out.exists(), removed_on_failure([out])
+    with interrupted_by_sigterm(), locked_folder(out, WORK):
+        if file.exists():
+            if read_text(file).partition("\n")[0] != f"# {given}":
                 raise InputError(
-                    f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
+                    f"{file}: not of {given}; give the options that it names, or another --out"
                 )
-        with interrupted_by_sigterm(), removed_on_failure([out]), locked_folder(out, WORK):
-            prepare(options, file, given, console)
-    elif read_text(file).partition("\n")[0] != f"# {given}":
-        raise InputError(
-            f"{file}: not of {given}; give the options that it names, or another --out"
-        )
-    with locked_folder(out, WORK):
-        if is_there:
             print_line(console, f"{file}: goes on with it; another --out reads the labels anew")
+        elif is_new:
+            with removed:
+                prepare(options, file, given, console)
+        else:
+            raise InputError(
+                f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
+            )
         print_line(console, f"\n{file}:\n{read_text(file)}")
         command = [*train_command(), "--config", str(file), "--auto-resume"]
         status = run_with_graceful_stop(command, stop_signal=signal.SIGTERM)
