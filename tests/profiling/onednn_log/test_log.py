@@ -322,6 +322,10 @@ def test_reasons_without_a_problem_do_not_fill_the_memory(tmp_path: Path) -> Non
         ("efficiency RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("benchdnn RUN/onednn --out RUN/replay --json FILE", "RUN/onednn/rank0.log"),
         ("benchdnn RUN/conv.txt --out RUN --write-only", "RUN/conv.txt"),
+        ("stats RUN/operators.csv --out RUN", "RUN/operators.csv"),
+        ("efficiency RUN/efficiency.csv --out RUN", "RUN/efficiency.csv"),
+        ("compare RUN/comparison.csv RUN/other --out RUN", "RUN/comparison.csv"),
+        ("trace RUN/operators.csv --out RUN", "RUN/operators.csv"),
         ("compare RUN/other RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("trace RUN/trace.json --onednn-log RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("report RUN/onednn --out FILE", "RUN/environment.json"),
@@ -334,7 +338,8 @@ def test_no_output_replaces_a_file_that_is_read(
     for folder in ("onednn", "other"):
         (tmp_path / folder).mkdir()
         write_log(tmp_path / folder / "rank0.log", LINE)
-    write_log(tmp_path / "conv.txt", LINE)
+    for name in ("conv.txt", "operators.csv", "efficiency.csv", "comparison.csv"):
+        write_log(tmp_path / name, LINE)
     for name in ("environment.json", "peaks.json", "trace.json"):
         (tmp_path / name).write_text("{}")
     file = Path(read.replace("RUN", str(tmp_path)))
