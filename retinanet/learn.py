@@ -46,6 +46,8 @@ STEPS, WARM = 8, 3  # Measured steps, the first of which are slower
 EVALUATIONS = 10  # At most
 BATCHES = ((8, 320**2), (4, 640**2), (2, 1600**2))
 """Images, up to so many pixels of each; fewer where memory is short."""
+FORMATS = {".json": "coco", ".xml": "voc"}
+"""The formats that a file with such a name may be of; all other files are YOLO's."""
 GIVEN = "the given detector"
 WORK = "learn"  # The name of the lock on the folder
 RATE = 3e-4 / 8  # The learning rate for each image of a batch
@@ -136,7 +138,10 @@ def choose_start(weights: str | None) -> tuple[dict[str, Any], int, int, str]:
 def read_photos(options: LearnOptions, out: Path, console: Console) -> dict[str, Split]:
     """Write the labels in COCO's format, divided for training and validation; return the paths."""
     labels, there, faults, read = options.labels, set(), {}, {}
-    for kind in [options.from_format] if options.from_format else READERS:
+    one = options.from_format
+    if one is None and labels.source.is_file():
+        one = FORMATS.get(labels.source.suffix.lower(), "yolo")
+    for kind in [one] if one else READERS:
         try:
             read[kind] = READERS[kind](labels, lambda *_, kind=kind: there.add(kind), console)
         except InputError as fault:

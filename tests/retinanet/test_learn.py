@@ -262,6 +262,26 @@ def test_folder_of_something_else_is_refused(tmp_path: Path, run_here: RunHere) 
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("000.json", "as coco: PHOTOS/000.json: this is labelme's format"),
+        ("000.xml", "as voc: PHOTOS/000.xml: is not a folder; expected one with Annotations/"),
+        ("classes.txt", "as yolo: PHOTOS/000.jpg: no image has a file of labels"),
+    ],
+)
+def test_faults_of_a_file_are_those_of_the_format_of_its_name(
+    tmp_path: Path, run_here: RunHere, name: str, begin: str
+) -> None:
+    write_labelme_set(tmp_path)
+    photos = tmp_path / "part 0"
+    for other in ("000.xml", "classes.txt"):
+        (photos / other).write_text("Cat\n")
+    line = error_line(run_here(main, "learn", photos / name, "--out", tmp_path / "out"))
+    assert line.startswith("error: " + begin.replace("PHOTOS", str(photos))), line
+    assert "; as " not in line
+
+
 @pytest.mark.parametrize("name", ["all.json", "my-photos.yaml"])
 def test_folder_of_a_call_that_began_first_stays(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, name: str
