@@ -249,13 +249,18 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
 
-def test_packed_copy_beside_a_log_is_left_out(tmp_path: Path, run_here: RunHere) -> None:
+def test_packed_copy_beside_a_log_is_left_out(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = write_log(tmp_path / "rank0.log", LINE)
     packed = tmp_path / "rank0.log.gz"
     packed.write_bytes(gzip.compress(log.read_bytes()))
     done = run_here(main, "stats", tmp_path, "--peaks=none")
     note = f"note: {packed} is left out: it is a packed copy of {log}"
     assert done.stdout.splitlines()[0] == note and "\n1 lines, 1 from oneDNN" in done.stdout
+    monkeypatch.setattr("common.console.SHOWN_FROM", 1)
+    lines = run_here(main, "stats", tmp_path, "--peaks=none").stdout.splitlines()
+    assert lines[0].startswith("comparing with rank0.log.gz [MB] ") and lines[1] == note
     copy, other = packed.read_bytes(), f"{LINE}\n{LINE}\n".encode()
     for content in (
         gzip.compress(other),
