@@ -1,5 +1,6 @@
 """Results that a command has stored in a file, to continue from them."""
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,7 @@ def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: 
     with or_unreadable(file):
         content = read_bytes(file)
     try:
-        return schema.validate_json(content)
+        return schema.validate_json(content.removeprefix(BOM_UTF8))
     except ValidationError as error:
         fault = first_fault(error)
         where = f"{fault.field or 'the file'}: {fault.message}"

@@ -121,6 +121,8 @@ def test_file_is_read_as_it_was_saved(tmp_path: Path) -> None:
     file = tmp_path / "peaks.json"
     save(PEAKS, file)
     assert load_peaks(file) == PEAKS
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # as editors on Windows do
+    assert load_peaks(file) == PEAKS
     assert PEAKS.best("bf16") == "convolution" and PEAKS.best("s8") == ""
     required = ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions")
     file.write_text(json.dumps({name: getattr(PEAKS, name) for name in required}))
