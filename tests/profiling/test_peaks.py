@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from common.errors import InputError
@@ -20,7 +21,6 @@ from profiling import peaks_measure
 from profiling.__main__ import main
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks import (
-    STORED,
     Peaks,
     cautions_of_peaks,
     choose_peaks,
@@ -110,7 +110,7 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share == choose_cores(threads=1)
     *steps, last = measurement(share, ["a note"])
     assert [step["percent"] for step in steps] == sorted(step["percent"] for step in steps)
-    peaks = STORED.validate_python(last["peaks"])
+    peaks = TypeAdapter(Peaks).validate_python(last["peaks"])
     require_consistent(peaks)
     assert peaks.left_out["s8"].endswith("no s8")
     assert "emulated" in peaks.left_out["bf16"]
