@@ -33,7 +33,8 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
     """Refuse to replace files, before the work; `advice` ends the message about one that exists.
 
     Raises:
-        InputError: Names the first that exists, is a link or a folder, or is given twice.
+        InputError: Names the first that exists, is a link or a folder, is given twice, or cannot be
+            written.
     """
     seen = set()
     for file in files:
@@ -48,6 +49,8 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
             require_replaceable(file)
         if file.exists() and not overwrite:
             raise InputError(f"{file}: exists; {advice}")
+    for file in {file.parent: file for file in reversed(files)}.values():
+        require_writable_later(file)
 
 
 def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
@@ -141,7 +144,7 @@ def require_writable(files: Sequence[Path]) -> None:
 
 def require_writable_later(file: Path) -> None:
     """Check like `require_writable`, without making the folders of a file."""
-    while not file.parent.exists():
+    while not os.path.lexists(file.parent):
         file = file.parent  # the first missing folder is what must be made
     require_writable([file])
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from common.errors import InputError
-from common.files import require_free, require_free_outputs, require_writable_later
+from common.files import require_free, require_free_outputs
 from common.outputs import require_no_input
 
 ADDED = "added"
@@ -239,15 +239,12 @@ def check_outputs(options: Any) -> None:
     if inside and folder[0].exists() and not folder[0].is_dir():
         raise InputError(f"--out: {folder[0]} is a file; give a folder")
     require_free_outputs([*inside, *others], overwrite=bool(overwrite))
-    for file in inside[:1]:
-        require_writable_later(file)
     for name, file in written.items():
         advice = f"give {name} another file"
         if overwrite is not None:
             advice = f"give --overwrite or another {name}"
         same = [other for other in (*written.values(), *inside, *others) if other == file]
         require_free(same, overwrite=bool(overwrite), advice=advice)
-        require_writable_later(file)
 
 
 def option_values(options: Any) -> "list[tuple[Field[Any], Any]]":
