@@ -16,7 +16,6 @@ from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputE
 from common.files import read_text, removed_on_failure, write_atomically
 from common.locks import locked_folder
 from common.options import option_values
-from common.processes import interrupted_by_sigterm
 from common.program import train_command
 from common.walk import real_path
 from data.annotations import SPLITS, Split, count_pixels
@@ -88,7 +87,7 @@ def learn(options: LearnOptions) -> int:
     given = printable("retinanet learn: " + ", ".join(f"{k} {v}" for k, v in chosen.items() if v))
     # What is new is found before the lock makes the folder, and removed only by the lock's holder.
     is_new, removed = not out.exists(), removed_on_failure([out])
-    with interrupted_by_sigterm(), locked_folder(out, WORK):
+    with locked_folder(out, WORK):
         if file.exists():
             if read_text(file).partition("\n")[0] != f"# {given}":
                 raise InputError(
