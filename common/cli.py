@@ -12,7 +12,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import BAD_INPUT, FINISHED, InputError, exit_code_for, format_error
+from common.errors import (
+    BAD_INPUT,
+    FINISHED,
+    InputError,
+    exit_code_for,
+    format_error,
+    interrupted_by_sigterm,
+)
 from common.options import add_options, check_outputs, take_options
 from common.program import PROGRAM, command_words, console_script, module_name
 from common.streams import lost_output, open_streams
@@ -167,10 +174,14 @@ def add_command(
 
 
 def run_with_options(options: type[Options], run: Callable[[Options], int], **parsed: Any) -> int:
-    """Run a command with a record made from its parsed arguments, after checks of its outputs."""
+    """Run a command with a record made from its parsed arguments, after checks of its outputs.
+
+    SIGTERM ends it as Ctrl-C does: it removes what is incomplete, and ends what it has started.
+    """
     record = take_options(options, parsed)
     check_outputs(record)
-    return run(record)
+    with interrupted_by_sigterm():
+        return run(record)
 
 
 def command_to_run(words: Sequence[str], *, example: str) -> list[str]:

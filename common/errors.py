@@ -41,6 +41,23 @@ class StoppedBeforeStart(BaseException):
     """A signal ended a run before its first step; the message names the signal."""
 
 
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt(SIGTERM) while the context lasts; for the main thread.
+
+    By default it ends Python without its `finally` blocks, and what those stop would continue.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 FINISHED = 0
 OUR_BUG = 1
 BAD_INPUT = 2

@@ -33,7 +33,8 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
     """Refuse to replace files, before the work; `advice` ends the message about one that exists.
 
     Raises:
-        InputError: Names the first that exists, is a link or a folder, or is given twice.
+        InputError: Names the first that exists, is a link or a folder, is given twice, or cannot be
+            written.
     """
     seen = set()
     for file in files:
@@ -48,6 +49,8 @@ def require_free(files: Sequence[Path], *, overwrite: bool, advice: str) -> None
             require_replaceable(file)
         if file.exists() and not overwrite:
             raise InputError(f"{file}: exists; {advice}")
+    for file in {file.parent: file for file in reversed(files)}.values():
+        require_writable_later(file)
 
 
 def require_free_outputs(files: Sequence[Path], *, overwrite: bool) -> None:
@@ -141,7 +144,7 @@ def require_writable(files: Sequence[Path]) -> None:
 
 def require_writable_later(file: Path) -> None:
     """Check like `require_writable`, without making the folders of a file."""
-    while not file.parent.exists():
+    while not os.path.lexists(file.parent):
         file = file.parent  # the first missing folder is what must be made
     require_writable([file])
 
@@ -272,31 +275,36 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def removed_on_failure(outputs: Sequence[Path]) -> Iterator[None]:
-    """Remove outputs (files, folders) if the context ends with an error or Ctrl-C.
+def removed_on_failure(outputs: Sequence[Path]) -> AbstractContextManager[None]:
+    """Return a context that removes outputs (files, folders) if it ends with an error or Ctrl-C.
 
-    Those that exist before stay; of the folders they are in, new ones that are empty are removed.
+    Those that exist at this call stay, also if the context is entered later; of the folders they
+    are in, those that did not exist are removed if they are empty.
     """
     new = [output for output in outputs if not os.path.lexists(output)]
     parents = {parent for output in outputs for parent in output.parents}
     # The innermost first: a folder can be removed once it is empty.
     new_folders = sorted((p for p in parents if not p.exists()), key=lambda p: -len(p.parts))
-    try:
-        yield
-    except BaseException:
-        for output in new:
-            # A signal just after a context began leaves its file to the garbage collector.
-            unfinished = output.parent.glob(f"{glob.escape(temporary_stem(output))}*{PARTIAL}")
-            for path in (output, *unfinished):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-        for parent in new_folders:
-            with suppress(OSError):
-                parent.rmdir()
-        raise
+
+    @contextmanager
+    def removed() -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            for output in new:
+                # A signal just after a context began leaves its file to the garbage collector.
+                unfinished = output.parent.glob(f"{glob.escape(temporary_stem(output))}*{PARTIAL}")
+                for path in (output, *unfinished):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+            for parent in new_folders:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise
+
+    return removed()
 
 
 def write_json(file: Path, content: object) -> None:

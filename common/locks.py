@@ -73,11 +73,7 @@ class FileLock:
             )
             print(text, file=sys.stderr, flush=True)
         # The lock's holder may have removed the file between our opening and locking it.
-        try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.lstat())
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:
+        if not self._has_name():
             raise LockHeldError
         self._is_taken = True
 
@@ -86,9 +82,17 @@ class FileLock:
         # Removed before the lock is released, or another process could take it on this file in
         # between. `take` of a process that has opened the file before finds that the name is gone.
         if remove and self._is_new and self._is_taken and not self._file.closed:
-            with suppress(OSError):  # the folder may be gone
-                self.path.unlink()
+            with suppress(OSError):  # the folder may be gone, or made anew by the next holder
+                if self._has_name():
+                    self.path.unlink()
         self._file.close()
+
+    def _has_name(self) -> bool:
+        """Return whether the open file is still the one of this path."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.lstat())
+        except FileNotFoundError:
+            return False
 
 
 @contextmanager

@@ -14,13 +14,14 @@ writes are marked, so that they are checked once, before every command's work.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from common.files import require_free, require_free_outputs, require_writable_later
+from common.errors import InputError
+from common.files import require_free, require_free_outputs
 from common.outputs import require_no_input
 
 ADDED = "added"
@@ -35,7 +36,7 @@ def option(
     parse: Callable[[str], Any] | None = None,
     exclusive: str | None = None,
     group: str | None = None,
-    writes: bool = False,
+    writes: bool | Sequence[str] = False,
     reads: Callable[[Any], Iterable[Path]] | None = None,
     **added: Any,
 ) -> Any:
@@ -48,7 +49,8 @@ def option(
         parse: A function from the text to the value.
         exclusive: Of the options with this word, at most one can be given.
         group: The heading above it in --help.
-        writes: The value is a file that the command writes.
+        writes: The value is a file that the command writes, or the folder `out`, in which it
+            writes files of these names.
         reads: A function from the value, or one of several, to the files that the command reads,
             where it is no file itself, such as a folder of logs.
         **added: Other arguments of `ArgumentParser.add_argument`.
@@ -58,7 +60,8 @@ def option(
     if parse is not None:
         added["type"] = parse
     added |= {"help": what, "exclusive": exclusive, "group": group}
-    return field(default=default, metadata={ADDED: added, "writes": writes, "reads": reads})
+    marks = {"writes": writes is True, "inside": writes if isinstance(writes, Sequence) else ()}
+    return field(default=default, metadata={ADDED: added, **marks, "reads": reads})
 
 
 def argument(what: str, *, metavar: str, **added: Any) -> Any:
@@ -83,17 +86,11 @@ def json_option(what: str = "also write the results to this file, as JSON") -> A
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The options `--out DIR`, `--overwrite` and `--json FILE`, for commands that include them."""
+    """The options `--out DIR`, `--overwrite` and `--json FILE`; see `included` for its files."""
 
     out: Path | None = option("write tables and charts to DIR", default=None, metavar="DIR")
     overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
     json: Path | None = json_option()
-
-    def require_free(self, *names: str) -> None:
-        """Refuse, before the work, files of these names in DIR that exist and must stay."""
-        if self.out is not None:
-            files = [self.out / name for name in names]
-            require_free_outputs(files, overwrite=self.overwrite)
 
 
 def overrides_argument() -> Any:
@@ -105,9 +102,13 @@ def overrides_argument() -> Any:
     return field(default_factory=list, metadata={ADDED: add_overrides})
 
 
-def included(record: Any) -> Any:
-    """Return a field that holds another record, whose options the command has, too."""
-    return field(metadata={ADDED: record})
+def included(record: Any, *, writes: Sequence[str] = (), unless_given: Sequence[str] = ()) -> Any:
+    """Return a field that holds another record, whose options the command has, too.
+
+    `writes` are names of files that the command writes in the record's `out`; `unless_given` are
+    those of files that it only writes if an option does not name an earlier one, which is read.
+    """
+    return field(metadata={ADDED: record, "inside": writes, "unless_given": unless_given})
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -208,7 +209,7 @@ def take_options(record: type[Any], values: dict[str, Any]) -> Any:
 def check_outputs(options: Any) -> None:
     """Refuse files to write that exist, are read by the same command, or cannot be written.
 
-    Existing files may be replaced where the record has a true `overwrite`.
+    Existing files may be replaced where the record has a true `overwrite`, except those read.
 
     Raises:
         InputError: Names the first such file, and the option.
@@ -230,14 +231,20 @@ def check_outputs(options: Any) -> None:
             read += paths
         if each.name == "overwrite":
             overwrite = value
-    require_no_input([*written.values(), *folder], read)
+    inside, others = list[Path](), list[Path]()
+    for each, out in product(fields(options), folder):
+        inside += [out / name for name in each.metadata.get("inside", ())]
+        others += [out / name for name in each.metadata.get("unless_given", ())]
+    require_no_input([*written.values(), *folder, *inside], read)
+    if inside and folder[0].exists() and not folder[0].is_dir():
+        raise InputError(f"--out: {folder[0]} is a file; give a folder")
+    require_free_outputs([*inside, *others], overwrite=bool(overwrite))
     for name, file in written.items():
         advice = f"give {name} another file"
         if overwrite is not None:
             advice = f"give --overwrite or another {name}"
-        same = [other for other in written.values() if other == file]
+        same = [other for other in (*written.values(), *inside, *others) if other == file]
         require_free(same, overwrite=bool(overwrite), advice=advice)
-        require_writable_later(file)
 
 
 def option_values(options: Any) -> "list[tuple[Field[Any], Any]]":

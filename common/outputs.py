@@ -62,6 +62,19 @@ def format_names(names: list[str]) -> str:
     return printable(listed(names, NAMES_SHOWN))
 
 
+def require_space(folder: Path, needed: int, *, fix: str = "set another --out") -> None:
+    """Raise InputError, with the `fix`, if a folder has less free space than needed [bytes].
+
+    Some libraries that write files themselves end the process on a full disk.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise InputError(
+            f"{folder}: {free / 1e6:,.0f} MB are free and {needed / 1e6:,.0f} MB needed; "
+            f"free some space, or {fix}"
+        )
+
+
 def check_space(
     folder: Path,
     *,

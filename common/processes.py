@@ -34,7 +34,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from common.errors import InputError, WorkerDiedError
+from common.errors import InputError, WorkerDiedError, interrupted_by_sigterm
 from common.program import module_command, working_folder
 
 SECONDS_TO_END = 10.0  # between SIGTERM and SIGKILL
@@ -147,23 +147,6 @@ def running(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
             yield process
         finally:
             stop_process(process, patience_s=SECONDS_TO_END)
-
-
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt(SIGTERM) while the context lasts; for the main thread.
-
-    By default it ends Python without its `finally` blocks, and what those stop would continue.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(signal.SIGTERM)
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def wait_for(process: "subprocess.Popen[Any]", look: Callable[[], None], *, every_s: float) -> int:

@@ -1,5 +1,6 @@
 """Results that a command has stored in a file, to continue from them."""
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,8 +13,8 @@ from common.files import or_unreadable, read_bytes
 Stored = TypeVar("Stored")
 
 
-def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: str) -> Stored:
-    """Return the results that a command has stored in a file, to continue from them.
+def read_stored(file: Path, kind: type[Stored], *, wrong: str, advice: str) -> Stored:
+    """Return the results that a command has stored in a file, as a `kind` of record.
 
     `wrong` describes another file, such as `is no result of …`.
 
@@ -24,7 +25,8 @@ def read_stored(file: Path, schema: TypeAdapter[Stored], *, wrong: str, advice: 
     with or_unreadable(file):
         content = read_bytes(file)
     try:
-        return schema.validate_json(content)
+        # Not made before it is needed: for its first one, pydantic looks for plugins.
+        return TypeAdapter(kind).validate_json(content.removeprefix(BOM_UTF8))
     except ValidationError as error:
         fault = first_fault(error)
         where = f"{fault.field or 'the file'}: {fault.message}"

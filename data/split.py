@@ -34,11 +34,9 @@ from common.files import (
     or_unreadable,
     read_bytes,
     removed_on_failure,
-    require_free_outputs,
     write_atomically,
 )
 from common.options import argument, option, overwrite_option
-from common.outputs import require_no_input
 from data.annotations import SPLITS, SplitName, leaves_folder
 from data.coco_json import INTEGERS, read_annotations, whole_number
 from data.formats.coco import locate_images
@@ -52,7 +50,9 @@ class SplitOptions:
     """The options of `retinanet data split`."""
 
     annotations: Path = argument("annotations, COCO format", metavar="JSON")
-    out: Path = option("folder for both files", metavar="DIR")
+    out: Path = option(
+        "folder for both files", metavar="DIR", writes=[f"{split}.json" for split in SPLITS]
+    )
     validation: float = option(
         "share of the images for validation", default=0.2, parse=share, metavar="SHARE"
     )
@@ -81,8 +81,6 @@ def run_split(options: SplitOptions) -> int:
     """Write both splits and print their content; return the exit code."""
     annotations, images = options.annotations, options.images
     files = {split: options.out / f"{split}.json" for split in SPLITS}
-    require_no_input(files.values(), [annotations])
-    require_free_outputs(list(files.values()), overwrite=options.overwrite)
     # Checks the fields that training reads.
     checked = read_annotations(annotations, is_export=True)
     try:

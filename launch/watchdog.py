@@ -83,6 +83,7 @@ class Watch:
         self._sending = threading.Lock()
         self._deciding = threading.Lock()
         self._is_over = False
+        self._sent: Failure | None = None  # This rank's own, which rank 0 is to print
         self._thread: threading.Thread | None = None
         self._groups: Sequence[int] = ()
         self.clean_up: Callable[[], None] = lambda: None
@@ -119,6 +120,7 @@ class Watch:
         failure = Failure(rank=self._rank, code=code, text=text)
         if self._rank == 0:
             self._end(failure)
+        self._sent = failure
         self._send(0, encode(failure))
         time.sleep(ANSWER_S)  # the thread ends the process with the failure that was first
         print_failure(failure)
@@ -196,6 +198,8 @@ class Watch:
             print_failure(failure)
         elif is_silent:  # rank 1 prints first: the launcher ends it as soon as rank 0 is killed
             time.sleep(ANSWER_S)
+        if self._sent is not None:
+            print_failure(self._sent)
         self._kill_silent(failure)
         end_process(failure)
 

@@ -80,7 +80,9 @@ class CompareOptions:
     fail_if: list[str] | None = option(
         "see below; repeatable", default=None, action="append", metavar="CONDITION"
     )
-    outputs: Outputs = included(Outputs)
+    outputs: Outputs = included(
+        Outputs, writes=("comparison.csv", *charts.chart_names("comparison"))
+    )
 
 
 def run_compare(options: CompareOptions) -> int:
@@ -91,7 +93,6 @@ def run_compare(options: CompareOptions) -> int:
     """
     console, outputs = make_console(), options.outputs
     conditions = [parse_condition(text) for text in options.fail_if or ()]
-    outputs.require_free("comparison.csv", *charts.chart_names("comparison"))
     paths = (options.first, options.second)
     names = choose_names(options.names, *paths)
     logs = [read_with_progress([path], console) for path in paths]

@@ -75,8 +75,9 @@ examples:
   retinanet profile efficiency onednn.log --benchdnn ~/oneDNN/build/tests/benchdnn/benchdnn
   retinanet profile efficiency onednn.log --replay replay.json --peaks peaks.json"""
 
-OUTPUTS = ("efficiency.csv", *chart_names("efficiency"), "replay.json", "peaks.json")
-"""Written to `--out`."""
+OUTPUTS = ("efficiency.csv", *chart_names("efficiency"))
+MEASURED = ("replay.json", "peaks.json")
+"""Written to `--out`, those that are measured unless they are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class EfficiencyOptions:
         parse=positive,
         metavar="N",
     )
-    outputs: Outputs = included(Outputs)
+    outputs: Outputs = included(Outputs, writes=OUTPUTS, unless_given=MEASURED)
 
 
 def run_efficiency(options: EfficiencyOptions) -> int:
@@ -119,9 +120,6 @@ def run_efficiency(options: EfficiencyOptions) -> int:
         InputError: A file cannot be read or written, or problems cannot be run again here.
     """
     console, out, steps = make_console(), options.outputs.out, options.steps
-    if out is not None and out.exists() and not out.is_dir():
-        raise InputError(f"--out: {out} is a file; give a folder")
-    options.outputs.require_free(*OUTPUTS)
     # All options are checked before the log is read and problems run, which takes minutes.
     replayed = None if options.replay is None else load_replay(options.replay)
     runs_nothing = options.runner == "auto" and not options.benchdnn and not options.runs.threads

@@ -121,7 +121,6 @@ class Peaks:
         return self.other_cores > DISTURBING_CORES
 
 
-STORED = TypeAdapter(Peaks)
 ADVICE = "write one with retinanet profile peaks --json FILE"
 
 
@@ -140,7 +139,7 @@ def load_peaks(path: Path) -> Peaks:
     Raises:
         InputError: The file is missing or invalid; the message has the field.
     """
-    return read_stored(path, STORED, wrong="has no peak rates", advice=ADVICE)
+    return read_stored(path, Peaks, wrong="has no peak rates", advice=ADVICE)
 
 
 def matrix_peak(problem: Problem, peaks: Peaks) -> float | None:
@@ -274,7 +273,7 @@ def measure_peaks(
                 advance(answer["percent"], answer["next"])
     except WorkerDiedError as error:
         raise InputError(f"peaks cannot be measured: {error}") from error
-    return STORED.validate_python(answer["peaks"])
+    return TypeAdapter(Peaks).validate_python(answer["peaks"])
 
 
 MEASURE = "measure"

@@ -71,7 +71,9 @@ class StatsOptions:
     logs: list[Path] = onednn_logs.logs_argument()
     peaks: str = peaks_option()
     top: int = option("problems to print", default=10, parse=positive, metavar="N")
-    outputs: Outputs = included(Outputs)
+    outputs: Outputs = included(
+        Outputs, writes=(*TABLES, *chart_names(*CHARTS)), unless_given=("peaks.json",)
+    )
 
 
 def run_stats(options: StatsOptions) -> int:
@@ -81,7 +83,6 @@ def run_stats(options: StatsOptions) -> int:
         InputError: A log cannot be read or holds no executions, or a file cannot be written.
     """
     console, out = make_console(), options.outputs.out
-    options.outputs.require_free(*TABLES, *chart_names(*CHARTS), "peaks.json")
     # Reasons for skipped implementations are worth a table's place, but give no chart.
     log = onednn_logs.read_with_progress(options.logs, console, needs_executions=out is not None)
     if not log.onednn_lines:  # marks alone

@@ -16,7 +16,6 @@ from common.errors import FINISHED, STOPPED_BY_SIGNAL, STOPPED_TOO_EARLY, InputE
 from common.files import read_text, removed_on_failure, write_atomically
 from common.locks import locked_folder
 from common.options import option_values
-from common.processes import interrupted_by_sigterm
 from common.program import train_command
 from common.walk import real_path
 from data.annotations import SPLITS, Split, count_pixels
@@ -46,6 +45,8 @@ STEPS, WARM = 8, 3  # Measured steps, the first of which are slower
 EVALUATIONS = 10  # At most
 BATCHES = ((8, 320**2), (4, 640**2), (2, 1600**2))
 """Images, up to so many pixels of each; fewer where memory is short."""
+FORMATS = {".json": "coco", ".xml": "voc"}
+"""The formats that a file with such a name may be of; all other files are YOLO's."""
 GIVEN = "the given detector"
 WORK = "learn"  # The name of the lock on the folder
 RATE = 3e-4 / 8  # The learning rate for each image of a batch
@@ -84,22 +85,22 @@ def learn(options: LearnOptions) -> int:
     file, run = out / "my-photos.yaml", out / "detector"
     chosen = {each.name: value for each, value in option_values(options) if each.name != "out"}
     given = printable("retinanet learn: " + ", ".join(f"{k} {v}" for k, v in chosen.items() if v))
-    is_there = file.exists()
-    if not is_there:
-        if out.exists():
-            with locked_folder(out, WORK):  # a call that prepares its run is told of first
-                raise InputError(
-                    f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
-                )
-        with interrupted_by_sigterm(), removed_on_failure([out]), locked_folder(out, WORK):
-            prepare(options, file, given, console)
-    elif read_text(file).partition("\n")[0] != f"# {given}":
-        raise InputError(
-            f"{file}: not of {given}; give the options that it names, or another --out"
-        )
+    # What is new is found before the lock makes the folder, and removed only by the lock's holder.
+    is_new, removed = not out.exists(), removed_on_failure([out])
     with locked_folder(out, WORK):
-        if is_there:
+        if file.exists():
+            if read_text(file).partition("\n")[0] != f"# {given}":
+                raise InputError(
+                    f"{file}: not of {given}; give the options that it names, or another --out"
+                )
             print_line(console, f"{file}: goes on with it; another --out reads the labels anew")
+        elif is_new:
+            with removed:
+                prepare(options, file, given, console)
+        else:
+            raise InputError(
+                f"{out}: exists, without {file.name} of a call; remove it, or set another --out"
+            )
         print_line(console, f"\n{file}:\n{read_text(file)}")
         command = [*train_command(), "--config", str(file), "--auto-resume"]
         status = run_with_graceful_stop(command, stop_signal=signal.SIGTERM)
@@ -136,7 +137,10 @@ def choose_start(weights: str | None) -> tuple[dict[str, Any], int, int, str]:
 def read_photos(options: LearnOptions, out: Path, console: Console) -> dict[str, Split]:
     """Write the labels in COCO's format, divided for training and validation; return the paths."""
     labels, there, faults, read = options.labels, set(), {}, {}
-    for kind in [options.from_format] if options.from_format else READERS:
+    one = options.from_format
+    if one is None and labels.source.is_file():
+        one = FORMATS.get(labels.source.suffix.lower(), "yolo")
+    for kind in [one] if one else READERS:
         try:
             read[kind] = READERS[kind](labels, lambda *_, kind=kind: there.add(kind), console)
         except InputError as fault:

@@ -19,12 +19,12 @@ from common.errors import (
     InputError,
     NonFiniteLossError,
     WorkerDiedError,
+    interrupted_by_sigterm,
 )
 from common.files import create_anew
 from common.processes import (
     SECONDS_TO_SAVE,
     exit_reason,
-    interrupted_by_sigterm,
     start_with_caller,
     stop_process,
 )

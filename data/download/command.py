@@ -31,7 +31,6 @@ from common.cli import add_command, installed_command
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL, InputError, printable
 from common.locks import locked_folder
-from common.processes import interrupted_by_sigterm
 from data.download.datasets import download_coco, download_openimages
 from data.download.http import FetchError, MissingFileError
 from data.download.images import MISSING_LIST, DownloadOptions, write_missing_list
@@ -49,7 +48,7 @@ def run(options: DownloadOptions) -> int:
     words = words[1:] if words[:1] == ["data"] else words  # `retinanet data download …`
     this_command = shlex.join([*installed_command("data"), *words])
     try:
-        with interrupted_by_sigterm(), locked_folder(out):
+        with locked_folder(out):
             return download(request, this_command=this_command)
     except MissingFileError as error:
         hint = "; see --help for the files of a mirror" if mirror else "; try again later"

@@ -21,7 +21,6 @@ from common.files import (
     copy_atomically,
     removed_on_failure,
     require_free_outputs,
-    require_writable_later,
     write_atomically,
     write_parts,
 )
@@ -74,7 +73,6 @@ def convert_labels(
             if copy_images and folder.exists() and not overwrite:
                 raise InputError(f"{folder}: exists; give --overwrite or another --out")
 
-    require_writable_later(out / "train.json")
     splits = read(require_free)
     for split in splits:
         require_pixels(split.annotations.boxes, source=f"{source}: split {split.name}")

@@ -23,7 +23,6 @@ from common.files import (
     or_refused,
     removed_on_failure,
     require_free_outputs,
-    require_writable_later,
     write_parts,
 )
 from data.decoding import read_photo
@@ -77,7 +76,6 @@ def write_coco_json(
             column), images are missing or cannot be read, or there is nothing to write.
     """
     require_free_outputs([out], overwrite=overwrite)
-    require_writable_later(out)
     class_list = resolve_classes(classes, class_descriptions)
     names = class_list.names
     listed = None if image_ids is None else read_image_ids(image_ids)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired
 
-from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from common.errors import InputError
@@ -277,16 +276,13 @@ def read_result(file: Path) -> Result:
     """
     advice = "move it, or give another --out"
     result = read_stored(
-        file, SCHEMA, wrong="is not a result of `retinanet profile ablate run`", advice=advice
+        file, Result, wrong="is not a result of `retinanet profile ablate run`", advice=advice
     )
     # Ratios are computed in each round, which needs all variants.
     for runs in result.rounds:
         if runs.keys() != result.definition["variants"].keys():
             raise InputError(f"{file}: a round does not have all variants; {advice}")
     return result
-
-
-SCHEMA = TypeAdapter(Result)
 
 
 @dataclass(frozen=True, kw_only=True)

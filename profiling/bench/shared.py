@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from common.charts import Column, Table, text_column
 from common.console import make_console, significant, three_digits
@@ -104,7 +104,6 @@ class Shared:
     steps: Annotated[tuple[SharedStep, ...], Field(min_length=1)]
 
 
-SCHEMA = TypeAdapter(Shared)
 ADVICE = "measure it anew by `retinanet profile bench step --share`, or move it away"
 
 
@@ -158,7 +157,7 @@ def shared_step(measured: ByThreads, contestant: str, threads: int) -> SharedSte
 def read_shared(file: Path) -> Shared:
     """Read a file of `write_shared`; raise InputError naming file and field if it is none."""
     wrong = "is no file of `bench step --share`"
-    shared = read_stored(file, SCHEMA, wrong=wrong, advice=ADVICE)
+    shared = read_stored(file, Shared, wrong=wrong, advice=ADVICE)
     if fault := next(inconsistencies(shared), ""):
         raise InputError(f"{file}: {wrong} ({fault}); {ADVICE}")
     return shared

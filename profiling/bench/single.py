@@ -10,7 +10,6 @@
 import math
 import multiprocessing
 import resource
-import shutil
 import subprocess
 import tempfile
 import time
@@ -28,6 +27,7 @@ from common.console import MEGABYTE, make_console, print_line, progress, three_d
 from common.errors import FINISHED, OUR_BUG, InputError
 from common.machine import private_mb
 from common.options import json_option, option
+from common.outputs import require_space
 from common.program import module_command, module_environment
 from profiling.bench.generated import write_annotations, write_log
 from profiling.bench.report import put_out
@@ -167,12 +167,8 @@ def bench_index(options: IndexOptions) -> int:
     console = make_console()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="index-benchmark-") as temporary:
         source = Path(temporary, "generated.json")
-        free, needed = shutil.disk_usage(temporary).free, (boxes + images) * BYTES_NEEDED
-        if free < needed:
-            raise InputError(
-                f"{source.parent.parent}: {free / 1e9:.1f} GB are free and {needed / 1e9:.1f} GB "
-                "needed; give another --folder or fewer --boxes"
-            )
+        needed, fix = (boxes + images) * BYTES_NEEDED, "give another --folder or fewer --boxes"
+        require_space(source.parent.parent, needed, fix=fix)
         with progress(console, "generating, images", total=images) as advance:
             write_annotations(source, images=images, boxes=boxes, advance=advance)
         size = source.stat().st_size / MEGABYTE

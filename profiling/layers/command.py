@@ -108,7 +108,7 @@ class LayersOptions:
         choices=tuple(SWITCH),
     )
     device: Literal["cpu", "cuda"] = option("cuda: the first GPU", default="cpu")
-    outputs: Outputs = included(Outputs)
+    outputs: Outputs = included(Outputs, writes=("layers.csv", *chart_names("layers")))
 
 
 def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -121,7 +121,6 @@ def add_layers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_layers(options: LayersOptions) -> int:
     """Run the study, print it, write it; return the exit code."""
     outputs, model = options.outputs, options.model
-    outputs.require_free("layers.csv", *chart_names("layers"))
     if model not in DEFAULT_BATCH:
         names = ", ".join(DEFAULT_BATCH)
         raise InputError(f"MODEL: {model!r} is not known; choose from {names}")

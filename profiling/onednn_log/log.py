@@ -528,25 +528,41 @@ def without_copies(files: Sequence[Path], console: Console) -> list[Path]:
         plain = named.get(identity(packed.with_suffix("")) or packed)
         if plain is None or plain == packed:
             continue
-        if not have_equal_content(plain, packed):
+        if not have_equal_content(plain, packed, console):
             raise InputError(f"{packed}: is no copy of {plain}; rename or remove one of them")
         print_line(console, f"note: {packed} is left out: it is a packed copy of {plain}")
         del named[identity(packed) or packed]
     return list(named.values())
 
 
-def have_equal_content(first: Path, second: Path) -> bool:
+def have_equal_content(plain: Path, packed: Path, console: Console) -> bool:
     """Return whether two logs have the same text, unpacked; not where a packed one is damaged."""
-    streams = []
+    streams, files = [], (plain, packed)
     with ExitStack() as opened, suppress(EOFError, zlib.error, gzip.BadGzipFile):
-        for file in (first, second):
+        advance = opened.enter_context(shown(f"comparing with {packed.name}", files, console))
+        for file in files:
             opened.enter_context(or_unreadable(file))
-            streams.append(opened.enter_context(open_log(file, lambda _: None)))
+            streams.append(opened.enter_context(open_log(file, advance)))
         left, right = streams
         while (part := left.read(BLOCK)) == right.read(BLOCK):
             if not part:
                 return True
     return False
+
+
+@contextmanager
+def shown(title: str, files: Sequence[Path], console: Console) -> Iterator[Callable[[int], None]]:
+    """Show the progress of reading files; yield a function that takes the bytes of each step."""
+    total = sum(file.stat().st_size for file in files if file.is_file())
+    done = 0
+    with progress_in_bytes(console, title, total=total) as show:
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            show(min(done, total), "")
+
+        yield advance
 
 
 def read_with_progress(
@@ -558,15 +574,7 @@ def read_with_progress(
         InputError: A folder has no log, or see `without_copies` and `read_logs`.
     """
     files = without_copies([file for log in logs for file in log_files(log)], console)
-    total = sum(file.stat().st_size for file in files if file.is_file())
-    done = 0
-    with progress_in_bytes(console, "reading", total=total) as show:
-
-        def advance(size: int) -> None:
-            nonlocal done
-            done += size
-            show(min(done, total), "")
-
+    with shown("reading", files, console) as advance:
         return read_logs(files, advance=advance, needs_executions=needs_executions)
 
 

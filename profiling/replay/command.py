@@ -16,9 +16,8 @@ from common.charts import Column, Table, table_rows, text_column
 from common.cli import add_command, positive
 from common.console import make_console, print_cautions, print_line, three_digits
 from common.errors import FINISHED, InputError, printable
-from common.files import require_free_outputs, write_json
+from common.files import write_json
 from common.options import flag, included, json_option, option, overwrite_option
-from common.outputs import require_no_input
 from common.wording import counted
 from profiling.onednn_log.log import Calls, logs_argument, read_with_progress
 from profiling.onednn_log.work import Problem
@@ -63,7 +62,7 @@ class BenchdnnOptions:
     """The options of `retinanet profile benchdnn`."""
 
     logs: list[Path] = logs_argument()
-    out: Path = option("write files here", metavar="DIR")
+    out: Path = option("write files here", metavar="DIR", writes=(REPLAY, *PROBLEM_FILES))
     overwrite: bool = overwrite_option("replace files of an earlier call in DIR")
     json: Path | None = json_option()
     benchdnn: Path | None = option(
@@ -111,10 +110,8 @@ def run_benchdnn(options: BenchdnnOptions) -> int:
     if options.write_only and options.json is not None:
         raise InputError("--json: there are no numbers to write with --write-only; leave one out")
     replay_file = options.out / REPLAY
-    require_free_outputs([replay_file], overwrite=options.overwrite)
     path = None if options.write_only else find_benchdnn(options.benchdnn)
     log = read_with_progress(options.logs, console)
-    require_no_input((options.out / name for name in PROBLEM_FILES), map(Path, log.files))
     calls = costliest(log.calls(), options.top, console)
     program = None
     if not options.write_only:

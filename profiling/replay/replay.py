@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from common.cli import positive
@@ -117,7 +116,6 @@ class Work:
     file: Path | None  # To save the replay in, if any
 
 
-STORED = TypeAdapter(Replay)
 ADVICE = "expected a file that `retinanet profile benchdnn` writes"
 
 
@@ -127,7 +125,7 @@ def load_replay(file: Path) -> Replay:
     Raises:
         InputError: It cannot be read, or is no such file.
     """
-    return read_stored(file, STORED, wrong="is not a replay", advice=ADVICE)
+    return read_stored(file, Replay, wrong="is not a replay", advice=ADVICE)
 
 
 @dataclass(frozen=True, slots=True)

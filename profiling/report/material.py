@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from common.stored import read_stored
@@ -173,14 +173,11 @@ def find_phases(log: OneDnnLog) -> list[Phase]:
     return phases
 
 
-SCHEMA = TypeAdapter(Counters)
-
-
 def load_counters(file: Path) -> Counters:
     """Read `perf/rank<N>.json`; raise InputError if it cannot be read, or is invalid."""
     return read_stored(
         file,
-        SCHEMA,
+        Counters,
         wrong="has no counters",
         advice="expected a file that profile.perf=true writes to runs/NAME/perf",
     )

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from common.charts import PALETTE, Column, Table, as_png, new_figure, table_rows
@@ -585,9 +584,6 @@ class Results:
         return [probed for probed in self.probes if probed.setting in settings]
 
 
-SCHEMA = TypeAdapter(Results)
-
-
 def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
     """Return the results in a folder; empty for a new one.
 
@@ -602,7 +598,7 @@ def read_results(folder: Path, about: Mapping[str, Any]) -> Results:
             raise InputError(f"{folder}: contains {names}, but no {file.name}; give another --out")
         return Results(about=dict(about), probes=[], trained=[])
     results = read_stored(
-        file, SCHEMA, wrong="was not written by this command", advice="give another --out"
+        file, Results, wrong="was not written by this command", advice="give another --out"
     )
     if difference := first_difference(results.about, about):
         name, before, now = difference

@@ -105,7 +105,7 @@ class TraceOptions:
         metavar="LOG",
         reads=onednn_logs.log_files,
     )
-    outputs: Outputs = included(Outputs)
+    outputs: Outputs = included(Outputs, writes=(TABLE, *chart_names(*CHARTS)))
 
 
 def add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -120,7 +120,6 @@ def run_trace(options: TraceOptions) -> int:
     """Read the trace, print tables, write files; return the exit code."""
     console, outputs = make_console(), options.outputs
     file, top = options.file, options.top
-    outputs.require_free(TABLE, *chart_names(*CHARTS))
     trace = read_with_progress(file, console)
     if len(trace.operators) > MANY:
         print_line(console, f"analyzing {len(trace.operators):,} operator calls")

@@ -483,7 +483,7 @@ CHUNK = 1 << 20  # Bytes read at a time
 
 def text_chunks(raw: io.FileIO, advance: Callable[[int, str], None]) -> Iterator[str]:
     """Yield UTF-8 text, plain or in gzip; of a damaged gzip file the part before the damage."""
-    decoder, file = codecs.getincrementaldecoder("utf-8")(), io.BufferedReader(raw, CHUNK)
+    decoder, file = codecs.getincrementaldecoder("utf-8-sig")(), io.BufferedReader(raw, CHUNK)
     # peek, not seek: the file may be a pipe, which has no place either.
     is_packed = file.peek(2)[:2] == b"\x1f\x8b"
     stream = gzip.GzipFile(fileobj=file) if is_packed else file

@@ -27,7 +27,7 @@ from common.files import (
     write_atomically,
 )
 from common.machine import require_packages
-from common.outputs import require_no_input
+from common.outputs import require_no_input, require_space
 from common.wording import counted
 from data.annotations import Size, as_size, shown_size
 from data.dataset import DetectionDataset
@@ -95,8 +95,7 @@ def export(options: ExportOptions) -> int:
     The description goes to the same name with `.json` appended. Return 4 if INT8's mAP is too low.
 
     Raises:
-        InputError: A file is missing or invalid, packages are missing, an output exists, or the
-            program has other detections.
+        InputError: An input or the disk does not suffice, or the program has other detections.
     """
     out, score_threshold = options.out, options.score
     target = select_format(options.format, out)
@@ -114,6 +113,7 @@ def export(options: ExportOptions) -> int:
     description = target.describe(trained, size=size, score_threshold=score_threshold)
     console = make_console()
     with or_refused(out), new_folder_beside(out) as folder:
+        require_space(out.parent, sum(each.nbytes for each in model.state_dict().values()))
         # Under its own name, since the suffix selects the format.
         made = folder / ("float32" if options.int8 else "") / out.name
         made.parent.mkdir(exist_ok=True)

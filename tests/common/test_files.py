@@ -253,6 +253,17 @@ def test_interrupted_check_that_a_file_can_be_written_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "disk").symlink_to(tmp_path / "not mounted")
+    require_free([tmp_path / "new" / "folder" / "a.json"], overwrite=False, advice="")
+    for folder in ("file", "disk"):
+        outputs = [tmp_path / "b.json", tmp_path / folder / "a.json"]
+        with pytest.raises(InputError, match=f"{folder}/a.json: cannot be written: "):
+            require_free(outputs, overwrite=True, advice="")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "disk"}
+
+
 @pytest.fixture
 def bashrc(tmp_path: Path) -> Path:
     """Return a file of the user, beside a folder `set` from somebody else that links to it."""

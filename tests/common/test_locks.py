@@ -99,6 +99,16 @@ def test_removed_file_is_no_lock(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_removed_lock_leaves_that_of_the_next_holder(tmp_path: Path) -> None:
+    first = FileLock(tmp_path / ".lock")
+    first.take()
+    (tmp_path / ".lock").unlink()  # with its folder, as after a failure
+    second = FileLock(tmp_path / ".lock")
+    second.take()
+    first.release(remove=True)
+    assert is_locked(tmp_path / ".lock")
+
+
 @pytest.mark.parametrize("kind", ["link", "broken link", "FIFO"])
 def test_lock_through_a_link_or_a_fifo_is_refused(tmp_path: Path, kind: str) -> None:
     lock, target = tmp_path / ".lock", tmp_path / ".bashrc"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -242,12 +243,13 @@ def test_entries_of_one_file_are_on_one_side(tmp_path: Path, split: Command) -> 
     assert_refused(split(path, "--out", tmp_path / "same"), "same.json: images: 1; a split needs")
 
 
-def test_ctrl_c_between_the_files_of_a_split_leaves_nothing(
-    tmp_path: Path, split: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_between_the_files_of_a_split_leaves_nothing(
+    tmp_path: Path, split: Command, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def interrupted(file: Path, content: str) -> None:
         if file.name == "validation.json":
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         write_atomically(file, content)
 
     (tmp_path / "out").mkdir()

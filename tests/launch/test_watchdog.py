@@ -72,6 +72,12 @@ def test_group_whose_ranks_are_all_killed_is_reported_once(tmp_path: Path) -> No
         ("outlive restore kill:3", [1, 1, 1, KILLED], f"error: rank 3 on d {NO_MESSAGE}\n"),
         ("input:0 input:1 input:2 input:3", [2] * 4, "error: a.json: wrong\n"),
         ("bug:3", [1] * 4, f"{TRACEBACK}\n"),
+        pytest.param(
+            "stop:0 bug:1",  # which rank 0 does not print
+            [KILLED, 1, 1, 1],
+            f"error: rank 0 on a {NO_HEARTBEAT}\n{TRACEBACK}\n",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_failures_that_end_all_ranks(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from common.errors import InputError
@@ -20,7 +21,6 @@ from profiling import peaks_measure
 from profiling.__main__ import main
 from profiling.onednn_log.log import OneDnnLog
 from profiling.peaks import (
-    STORED,
     Peaks,
     cautions_of_peaks,
     choose_peaks,
@@ -110,7 +110,7 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share == choose_cores(threads=1)
     *steps, last = measurement(share, ["a note"])
     assert [step["percent"] for step in steps] == sorted(step["percent"] for step in steps)
-    peaks = STORED.validate_python(last["peaks"])
+    peaks = TypeAdapter(Peaks).validate_python(last["peaks"])
     require_consistent(peaks)
     assert peaks.left_out["s8"].endswith("no s8")
     assert "emulated" in peaks.left_out["bf16"]
@@ -120,6 +120,8 @@ def test_measurement_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_file_is_read_as_it_was_saved(tmp_path: Path) -> None:
     file = tmp_path / "peaks.json"
     save(PEAKS, file)
+    assert load_peaks(file) == PEAKS
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # as editors on Windows do
     assert load_peaks(file) == PEAKS
     assert PEAKS.best("bf16") == "convolution" and PEAKS.best("s8") == ""
     required = ("matrix_gflop_per_s", "bandwidth_gb_per_s", "threads", "cpu", "versions")

@@ -140,6 +140,19 @@ def test_tables_and_charts_are_written_once(tmp_path: Path, run_here: RunHere) -
     assert "primitives.csv: exists; give --overwrite" in error_line(run_here(main, *command))
 
 
+def test_peaks_of_an_earlier_call_are_read_where_tables_are_written(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    peaks = tmp_path / "peaks.json"
+    save(Peaks({"f32": 123.0}, 78.0, threads=1, cpu="a CPU", versions={}, other_cores=0.0), peaks)
+    before, command = peaks.read_bytes(), ("stats", LOG, "--peaks", peaks, "--out", tmp_path)
+    assert "peaks.json: exists; give --overwrite" in error_line(run_here(main, *command))
+    assert run_here(main, *command, "--overwrite").returncode == 0
+    assert peaks.read_bytes() == before
+    last = error_line(run_here(main, *command, "--overwrite", "--json", tmp_path / "operators.csv"))
+    assert "operators.csv: two outputs have this name" in last
+
+
 @pytest.mark.slow
 def test_disturbed_peaks_are_drawn_with_a_caution(tmp_path: Path, run_here: RunHere) -> None:
     rates = {"f32": 123.0, "bf16": 456.0}

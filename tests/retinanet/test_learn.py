@@ -15,6 +15,7 @@ import pytest
 
 from common.console import make_console
 from common.errors import FINISHED, INTERRUPTED, STOPPED_BY_SIGNAL
+from common.locks import FileLock, LockHeldError
 from data.annotations import Annotations
 from data.coco_json import read_annotations
 from data.formats.convert import write_annotations
@@ -259,6 +260,45 @@ def test_folder_of_something_else_is_refused(tmp_path: Path, run_here: RunHere) 
     line = error_line(run_here(main, "learn", tmp_path / "photos", "--out", tmp_path / "out"))
     assert line.startswith(f"error: {tmp_path}/out: exists") and "another --out" in line
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("000.json", "as coco: PHOTOS/000.json: this is labelme's format"),
+        ("000.xml", "as voc: PHOTOS/000.xml: is not a folder; expected one with Annotations/"),
+        ("classes.txt", "as yolo: PHOTOS/000.jpg: no image has a file of labels"),
+    ],
+)
+def test_faults_of_a_file_are_those_of_the_format_of_its_name(
+    tmp_path: Path, run_here: RunHere, name: str, begin: str
+) -> None:
+    write_labelme_set(tmp_path)
+    photos = tmp_path / "part 0"
+    for other in ("000.xml", "classes.txt"):
+        (photos / other).write_text("Cat\n")
+    line = error_line(run_here(main, "learn", photos / name, "--out", tmp_path / "out"))
+    assert line.startswith("error: " + begin.replace("PHOTOS", str(photos))), line
+    assert "; as " not in line
+
+
+@pytest.mark.parametrize("name", ["all.json", "my-photos.yaml"])
+def test_folder_of_a_call_that_began_first_stays(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    take, file = FileLock.take, tmp_path / "out" / name
+
+    def take_after_another(lock: FileLock) -> None:
+        file.write_text("of another call\n")
+        if name == "all.json":  # it still prepares its run
+            raise LockHeldError
+        take(lock)
+
+    monkeypatch.setattr(FileLock, "take", take_after_another)
+    make_nothing(tmp_path / "photos")
+    line = error_line(run_here(main, "learn", tmp_path / "photos", "--out", tmp_path / "out"))
+    assert ("another learn is running" if name == "all.json" else f"{name}: not of ") in line
+    assert file.read_text() == "of another call\n"
 
 
 def test_start_is_the_best_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

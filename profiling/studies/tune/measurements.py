@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, TypeAdapter
+from pydantic import AliasChoices, Field
 from pydantic.dataclasses import dataclass
 
 from common.errors import InputError
@@ -253,7 +253,6 @@ class PartialMeasurement:
         return sum(len(of_shape.jobs) for of_shape in self.jobs)
 
 
-COMPLETE, PARTIAL = TypeAdapter(Measurements), TypeAdapter(PartialMeasurement)
 MAY_DIFFER = ("code", "kernel")
 """Facts that may differ between the jobs of one measurement, as between rounds of an ablation."""
 
@@ -281,10 +280,10 @@ def read_measurements(file: Path) -> Measurements | PartialMeasurement:
     require_moderate(content, str(file))
     # Plan files of either kind have the same name; this field separates them.
     is_partial = isinstance(content, dict) and content.get("unfinished") is True
-    schema: TypeAdapter[Any] = PARTIAL if is_partial else COMPLETE
+    kind: type[Any] = PartialMeasurement if is_partial else Measurements
     measured: Measurements | PartialMeasurement = read_stored(
         file,
-        schema,
+        kind,
         wrong="was not written by `retinanet launch tune --plan`",
         advice="move it, or give another name",
     )

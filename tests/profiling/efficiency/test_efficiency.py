@@ -13,7 +13,14 @@ import pytest
 
 from common.files import write_json
 from profiling.__main__ import main
-from profiling.efficiency import OUTPUTS, Efficiency, Projection, analyze_efficiency, project
+from profiling.efficiency import (
+    MEASURED,
+    OUTPUTS,
+    Efficiency,
+    Projection,
+    analyze_efficiency,
+    project,
+)
 from profiling.onednn_log.log import read_logs
 from profiling.onednn_log.work import readable
 from profiling.peaks import Peaks, save
@@ -66,7 +73,7 @@ def test_saved_replay_is_compared_and_all_files_are_written(
     assert rows[-1]["why_not_replayed"] == "no operator makes it"
     assert (out / "efficiency.png").read_bytes().startswith(b"\x89PNG")
     assert "convolution backward data" in (out / "efficiency.svg").read_text()
-    for file in (out / name for name in OUTPUTS):  # Each existing file is protected
+    for file in (out / name for name in (*OUTPUTS, *MEASURED)):  # Each existing file is protected
         for other in out.iterdir():
             other.unlink()
         file.write_text("existing")

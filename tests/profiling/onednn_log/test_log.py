@@ -249,13 +249,18 @@ def test_missing_file_and_folders_of_logs(tmp_path: Path) -> None:
     assert name_files(["a/1.log", "b/2.log", "3.log", "4.log"]) == "1.log, 2.log, 3.log and 1 more"
 
 
-def test_packed_copy_beside_a_log_is_left_out(tmp_path: Path, run_here: RunHere) -> None:
+def test_packed_copy_beside_a_log_is_left_out(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = write_log(tmp_path / "rank0.log", LINE)
     packed = tmp_path / "rank0.log.gz"
     packed.write_bytes(gzip.compress(log.read_bytes()))
     done = run_here(main, "stats", tmp_path, "--peaks=none")
     note = f"note: {packed} is left out: it is a packed copy of {log}"
     assert done.stdout.splitlines()[0] == note and "\n1 lines, 1 from oneDNN" in done.stdout
+    monkeypatch.setattr("common.console.SHOWN_FROM", 1)
+    lines = run_here(main, "stats", tmp_path, "--peaks=none").stdout.splitlines()
+    assert lines[0].startswith("comparing with rank0.log.gz [MB] ") and lines[1] == note
     copy, other = packed.read_bytes(), f"{LINE}\n{LINE}\n".encode()
     for content in (
         gzip.compress(other),
@@ -322,6 +327,10 @@ def test_reasons_without_a_problem_do_not_fill_the_memory(tmp_path: Path) -> Non
         ("efficiency RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("benchdnn RUN/onednn --out RUN/replay --json FILE", "RUN/onednn/rank0.log"),
         ("benchdnn RUN/conv.txt --out RUN --write-only", "RUN/conv.txt"),
+        ("stats RUN/operators.csv --out RUN", "RUN/operators.csv"),
+        ("efficiency RUN/efficiency.csv --out RUN", "RUN/efficiency.csv"),
+        ("compare RUN/comparison.csv RUN/other --out RUN", "RUN/comparison.csv"),
+        ("trace RUN/operators.csv --out RUN", "RUN/operators.csv"),
         ("compare RUN/other RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("trace RUN/trace.json --onednn-log RUN/onednn --json FILE", "RUN/onednn/rank0.log"),
         ("report RUN/onednn --out FILE", "RUN/environment.json"),
@@ -334,7 +343,8 @@ def test_no_output_replaces_a_file_that_is_read(
     for folder in ("onednn", "other"):
         (tmp_path / folder).mkdir()
         write_log(tmp_path / folder / "rank0.log", LINE)
-    write_log(tmp_path / "conv.txt", LINE)
+    for name in ("conv.txt", "operators.csv", "efficiency.csv", "comparison.csv"):
+        write_log(tmp_path / name, LINE)
     for name in ("environment.json", "peaks.json", "trace.json"):
         (tmp_path / name).write_text("{}")
     file = Path(read.replace("RUN", str(tmp_path)))

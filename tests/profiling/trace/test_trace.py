@@ -36,7 +36,7 @@ def test_events_do_not_depend_on_the_size_of_chunks(
 
 def test_bare_list_and_gzip(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    file.write_text(json.dumps(EVENTS))
+    file.write_text(json.dumps(EVENTS), encoding="utf-8-sig")  # with a byte order mark
     assert list(TraceEvents(file)) == EVENTS
     half = len(json.dumps(DOCUMENT)) // 2  # Two members; gzip is recognized by its content
     content = json.dumps(DOCUMENT).encode()

@@ -54,6 +54,15 @@ def test_evaluation_writes_files_and_replaces_none_without_overwrite(
     assert not list(out.glob("*.pictures.png"))
 
 
+def test_folder_that_cannot_be_written_is_refused_before_the_evaluation(
+    detector: Path, data: list[str | Path], tmp_path: Path, run_here: RunHere
+) -> None:
+    (tmp_path / "out").touch()
+    done = run_here(main, "evaluate", "--checkpoint", detector, *data, "--out", tmp_path / "out")
+    assert error_line(done).startswith(f"error: {tmp_path}/out/step-000007.json: cannot be written")
+    assert done.stdout == ""
+
+
 def converted(detector: Path, names: Sequence[str], folder: Path) -> Path:
     """Return the detector's weights as `convert --detector` writes them, with a list of names."""
     (folder / "names.txt").write_text("\n".join(names))

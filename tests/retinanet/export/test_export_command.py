@@ -1,6 +1,7 @@
 """`retinanet export`, and the runtimes that users run its files with."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -211,6 +212,16 @@ def folder(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -
     for name in ("old.onnx", "old.pt2"):
         Path(name).write_text("mine")
     return tmp_path
+
+
+def test_full_disk_is_an_error_on_one_line(
+    folder: Path, detector: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(folder)._replace(free=90_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    done = run_here(main, "export", "--checkpoint", detector, "--out", "new/a.pt2")
+    assert error_line(done).startswith("error: new: 90 MB are free and 1")
+    assert list(folder.glob("new/*")) == []
 
 
 EXTENSIONS = ".pth (torch.load) or .safetensors"
