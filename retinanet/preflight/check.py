@@ -119,6 +119,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
             state=read_host_state(),
             shares=shares,
             memory_of_rank=need.all,
+            precision=config.engine.precision,
             pinned=config.launch.pin,
         )
         findings += [
@@ -185,7 +186,11 @@ def check_start(
         notes = tuple(finding.line for finding in findings if finding.level == "warning")
         group = replace(group, notes=(*group.notes, *notes))
         report = HostReport(
-            host=name, state=read_host_state(), memory_of_rank=need.all, pinned=pinned
+            host=name,
+            state=read_host_state(),
+            memory_of_rank=need.all,
+            precision=config.engine.precision,
+            pinned=pinned,
         )
     gathered = group.gather((name, share, report), tuple[str, Share, HostReport | None])
     if gathered is None:

@@ -31,6 +31,7 @@ class HostReport:
     host: str
     state: HostState
     memory_of_rank: int  # An estimate of what each rank will take. [bytes]
+    precision: str  # Depends on the processor, by default
     shares: tuple[Share, ...] = ()  # Of the host's ranks
     pinned: bool = True
 
@@ -168,6 +169,7 @@ SET_ALIKE = "all wait for the slowest: set it alike"
 ADVICE = {
     "number of cores": "distributed.batch_split=speed gives the slowest fewer images",
     "memory size": "training.batch_size must fit the smallest",
+    "precision": "set engine.precision to compute alike",
 }
 
 
@@ -176,7 +178,10 @@ def differences_of_hosts(reports: Sequence[HostReport]) -> list[Finding]:
 
     Capacities are compared among hosts with as many ranks: other numbers are meant to fit them.
     """
-    settings = [(report.host, report.state.settings()) for report in reports]
+    settings = [
+        (report.host, report.state.settings() | {"precision": report.precision})
+        for report in reports
+    ]
     findings = difference_findings(settings)
     for count in dict.fromkeys(len(report.shares) for report in reports):
         alike = [report for report in reports if len(report.shares) == count]

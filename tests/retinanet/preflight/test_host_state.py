@@ -31,9 +31,22 @@ def share(*cpus: int, nodes: tuple[int, ...] = (0,)) -> Share:
     )
 
 
-def report(state: HostState, *shares: Share, host: str = "left", pinned: bool = True) -> HostReport:
+def report(
+    state: HostState,
+    *shares: Share,
+    host: str = "left",
+    precision: str = "bf16",
+    pinned: bool = True,
+) -> HostReport:
     shares = shares or (share(0, 1),)
-    return HostReport(host=host, state=state, shares=shares, memory_of_rank=4 * GB, pinned=pinned)
+    return HostReport(
+        host=host,
+        state=state,
+        shares=shares,
+        memory_of_rank=4 * GB,
+        precision=precision,
+        pinned=pinned,
+    )
 
 
 def advice(state: HostState, *shares: Share, pinned: bool = True) -> dict[str, str]:
@@ -135,6 +148,11 @@ def test_hosts_that_differ_are_named_by_setting(tmp_path: Path) -> None:
     )
     # A host whose value is not known, here its huge pages, does not differ.
     assert check_hosts([report(tuned), report(tuned, host="right")]) == []
+    [precision] = check_hosts([report(tuned), report(tuned, host="right", precision="float32")])
+    assert precision.line == (
+        "hosts: precision differs, left: bf16; right: float32; "
+        "set engine.precision to compute alike"
+    )
 
 
 def of_size(folder: Path, *, cpus: str = "0-31", gigabytes: int = 512, swap: int = 0) -> HostState:
@@ -210,10 +228,12 @@ def test_start_on_two_hosts_notes_advice_and_difference(
     no_turbo = {f"{host_trees.CPU}/intel_pstate/no_turbo": "1"}
     slow = read_host_state(host_trees.tuned_xeon(tmp_path / "right", **no_turbo))
     monkeypatch.setattr(check, "read_host_state", lambda: tuned)
+    config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
+    precision = config.engine.precision
     group = GroupOfTwoHosts(
         size=2,
         hosts=("left", "right"),
-        other=HostReport(host="right", state=slow, memory_of_rank=GB),
+        other=HostReport(host="right", state=slow, memory_of_rank=GB, precision=precision),
     )
     place = RankContext(
         ranks=Ranks(rank=0, size=2, local_rank=0, local_size=1, launcher="mpich"),
@@ -221,7 +241,6 @@ def test_start_on_two_hosts_notes_advice_and_difference(
         rendezvous=None,
         backend="gloo",
     )
-    config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
     arguments = RunOptions()
     started, states = check.check_start(config, arguments, group=group, place=place, engine="torch")
     assert states == {"left": tuned, "right": slow}
