@@ -202,16 +202,15 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
-    """Return the arguments of `retinanet train`; `settings` are further `section.field=value`."""
+    """Return the arguments of `retinanet train`; `settings` are further `section.field=value`.
+
+    The allocation's own values replace those among them: the last one of a field counts.
+    """
     shape, count = winner.allocation.on_host, winner.allocation.groups
-    return [
-        "--config",
-        config,
-        f"training.batch_size={shape.batch_size}",
-        f"launch.threads={shape.threads}",
-        *([f"distributed.groups={count}"] if count > 1 else []),
-        *settings,
-    ]
+    chosen = {"training.batch_size": shape.batch_size, "launch.threads": shape.threads}
+    chosen |= {"distributed.groups": count} if count > 1 else {}
+    others = [setting for setting in settings if setting.partition("=")[0] not in chosen]
+    return ["--config", config, *(f"{name}={value}" for name, value in chosen.items()), *others]
 
 
 def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:
