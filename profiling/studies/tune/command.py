@@ -35,7 +35,8 @@ from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import epochs_of_probes, probe_settings
 from profiling.studies.tune.model import Network, epochs_of_mlperf, fit_network
 from profiling.studies.tune.report import draw_landscape, print_cluster, print_plan
-from retinanet.mlperf.rules import expectation, reference_points
+from retinanet.config_file import load_config
+from retinanet.mlperf.rules import broken_rules, expectation, reference_points
 
 SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
 LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
@@ -114,6 +115,9 @@ def tune_command(options: PlannerOptions) -> int:
         with_groups=options.groups,
     )
     print_plan(plan, given=options.network, with_groups=options.groups, console=console)
+    config = load_config(measured.config, measured.overrides)
+    if measured.probes is None and (broken := broken_rules(vars(config))):
+        print_line(console, f"note: MLPerf's epochs may not hold: {'; '.join(broken)}")
     write_plan(plan, options=options, console=console)
     return FINISHED
 

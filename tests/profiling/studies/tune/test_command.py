@@ -76,6 +76,14 @@ def test_unwritable_output_is_refused_before_measuring(
     assert str(tmp_path / "file" / "output.png") in done.stderr
 
 
+def test_epochs_of_mlperf_are_doubted_under_other_settings(tmp_path: Path, tune: Tune) -> None:
+    file, doubt = tmp_path / "small.json", "note: MLPerf's epochs may not hold"
+    write_measurements(file, replace(measurements(), overrides=("data.image_size=96",)))
+    assert f"\n{doubt}: data.image_size is 800, not 96\n" in tune("--plan", file).stdout
+    write_measurements(file, replace(measurements(), overrides=("data.workers=2",)))
+    assert doubt not in tune("--plan", file).stdout
+
+
 def value_after(command: str, option: str) -> float:
     return float(command.partition(option)[2].split()[0])
 
