@@ -36,6 +36,7 @@ from retinanet.preflight.host_state import (
     check_host_state,
     check_hosts,
     differences_of_hosts,
+    software,
 )
 from retinanet.training.run_folder import holds_work
 
@@ -119,7 +120,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
             state=read_host_state(),
             shares=shares,
             memory_of_rank=need.all,
-            precision=config.engine.precision,
+            software=software(config.engine.precision),
             pinned=config.launch.pin,
         )
         findings += [
@@ -189,7 +190,7 @@ def check_start(
             host=name,
             state=read_host_state(),
             memory_of_rank=need.all,
-            precision=config.engine.precision,
+            software=software(config.engine.precision),
             pinned=pinned,
         )
     gathered = group.gather((name, share, report), tuple[str, Share, HostReport | None])

@@ -14,7 +14,7 @@ from launch.ranks import Ranks
 from launch.shares import Share
 from retinanet.config_file import RunOptions, load_config
 from retinanet.preflight import check
-from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts
+from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts, software
 from tests.launch import host_trees
 from tests.launch.host_trees import GB
 
@@ -35,8 +35,8 @@ def report(
     state: HostState,
     *shares: Share,
     host: str = "left",
-    precision: str = "bf16",
     pinned: bool = True,
+    **software: str,
 ) -> HostReport:
     shares = shares or (share(0, 1),)
     return HostReport(
@@ -44,7 +44,7 @@ def report(
         state=state,
         shares=shares,
         memory_of_rank=4 * GB,
-        precision=precision,
+        software=software,
         pinned=pinned,
     )
 
@@ -148,11 +148,13 @@ def test_hosts_that_differ_are_named_by_setting(tmp_path: Path) -> None:
     )
     # A host whose value is not known, here its huge pages, does not differ.
     assert check_hosts([report(tuned), report(tuned, host="right")]) == []
-    [precision] = check_hosts([report(tuned), report(tuned, host="right", precision="float32")])
-    assert precision.line == (
+    left = report(tuned, precision="bf16", retinanet="1.0.0", torch="2.15.0")
+    right = report(tuned, host="right", precision="float32", retinanet="1.0.0", torch="2.14.0")
+    assert [finding.line for finding in check_hosts([left, right])] == [
         "hosts: precision differs, left: bf16; right: float32; "
-        "set engine.precision to compute alike"
-    )
+        "set engine.precision to compute alike",
+        "hosts: torch differs, left: 2.15.0; right: 2.14.0; install the same on all hosts",
+    ]
 
 
 def of_size(folder: Path, *, cpus: str = "0-31", gigabytes: int = 512, swap: int = 0) -> HostState:
@@ -229,11 +231,11 @@ def test_start_on_two_hosts_notes_advice_and_difference(
     slow = read_host_state(host_trees.tuned_xeon(tmp_path / "right", **no_turbo))
     monkeypatch.setattr(check, "read_host_state", lambda: tuned)
     config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
-    precision = config.engine.precision
+    versions = software(config.engine.precision)
     group = GroupOfTwoHosts(
         size=2,
         hosts=("left", "right"),
-        other=HostReport(host="right", state=slow, memory_of_rank=GB, precision=precision),
+        other=HostReport(host="right", state=slow, memory_of_rank=GB, software=versions),
     )
     place = RankContext(
         ranks=Ranks(rank=0, size=2, local_rank=0, local_size=1, launcher="mpich"),
