@@ -101,7 +101,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
             config=config, arguments=arguments, ranks=ranks, local_ranks=planned, all_ranks=total
         )
         placed = replace(ranks, local_size=planned, size=max(ranks.size, planned))
-        placements, shares = host.check_placement(config, placed)
+        placements, shares = host.check_placement(config, placed, started=place)
         findings = [
             *placements,
             *(warning(host.PLACEMENT, note, fix=host.SEE_PLAN) for note in place.pinned.notes),
