@@ -102,10 +102,15 @@ def code_version() -> dict[str, str | bool | None]:
     address, status = git("remote", "get-url", "origin"), git("status", "--porcelain")
     return {
         "repository": address and re.sub(r"//[^/@]*@", "//", address),  # without a password
-        "commit": git("rev-parse", "HEAD") or built_commit(),
+        "commit": code_commit(),
         "is_modified": None if status is None else bool(status),
         "version": program_version(),
     }
+
+
+def code_commit() -> str | None:
+    """Return the commit of the repository, or of the build; None if it is not known."""
+    return git("rev-parse", "HEAD") or built_commit()
 
 
 def built_commit(file: Path = FOLDER / "COMMIT") -> str | None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import posixpath
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -163,6 +164,14 @@ class Annotations:
 
     def __len__(self) -> int:
         return len(self.image_ids)
+
+    def checksum(self) -> int:
+        """Return a checksum of categories, images and boxes, by which equal data are known."""
+        images = (self.image_ids, self.widths, self.heights, self.box_offsets)
+        checksum = 0
+        for column in (self.category_ids, *images, self.boxes, self.box_category_ids):
+            checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
+        return checksum
 
     def image_size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of image `index` in pixels."""

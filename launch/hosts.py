@@ -274,6 +274,12 @@ class Where:
         "mpirun to use (default: the first one found)", default=None, metavar="PATH"
     )
 
+    def as_given(self) -> list[str]:
+        """Return the options as words of a command line."""
+        values = {"--hosts": self.hosts, "--hostfile": self.hostfile, "--mpirun": self.mpirun}
+        given = [(name, str(value)) for name, value in values.items() if value is not None]
+        return [word for pair in given for word in pair]
+
     def ranks_by_host(self, ranks: int) -> tuple[tuple[str, int], ...]:
         """Return the named hosts with their numbers of ranks; none if the user names none."""
         if self.hostfile is not None:

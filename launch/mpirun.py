@@ -5,6 +5,7 @@ Intel MPI and Open MPI have different options for the same thing (`FAMILIES`).
 """
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,10 @@ FAMILIES: dict[Family, FamilyOptions] = {
 
 HELPER = "hydra_pmi_proxy"
 """Starts the ranks of a host for MPICH and Intel MPI; Open MPI's mpirun starts those of its own."""
+
+STARTED_BY_US = "RETINANET_LAUNCH_RUN"
+"""Set in ranks of `retinanet launch run`, which sends the signal that the mpirun needs: the words
+of its command line before those of the ranks."""
 
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 SECONDS = 30  # For `mpirun --version`, which may come from a network drive
@@ -197,6 +202,8 @@ def launcher_command(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
     None for one process, and for ranks that a script started: it sets their variables again. On
     several hosts torchrun is started on each, with its own `--node-rank`.
     """
+    if STARTED_BY_US in environment:
+        return shlex.split(environment[STARTED_BY_US])
     if ranks.launcher == "torchrun":
         if "TORCHELASTIC_RUN_ID" not in environment:
             return []

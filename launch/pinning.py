@@ -24,7 +24,7 @@ from launch.rendezvous import (
     settle_transport,
 )
 from launch.shares import CoreRequest, Share, spare_cpus
-from launch.topology import Cpu, format_cpu_list, read_topology
+from launch.topology import Cpu, Topology, format_cpu_list, read_topology
 from launch.waiting import Wait, deadline
 
 
@@ -41,6 +41,59 @@ class Pinned:
     """Whether it was bound to its cores; else it has a number of threads and nothing more."""
     spare_cpus: tuple[int, ...] = ()
     """CPUs of its cores on which it does not compute, see `spare_cpus`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a rank belongs on its host; nothing is bound yet."""
+
+    share: Share
+    topology: Topology  # The part of the host that its launcher gave it, alone or with others
+    binding_notes: tuple[str, ...]  # About the launcher's binding
+    notes: tuple[str, ...]  # About cores that stay idle
+
+
+def place_rank(
+    ranks: Ranks,
+    *,
+    affinities: Sequence[frozenset[int]] | None,
+    request: CoreRequest,
+    pinned: bool = True,
+) -> Placed:
+    """Return the place of a rank of this host, within what its launcher gave it.
+
+    `affinities` has the CPUs of each rank of this host, in order of local rank; None: only those of
+    this process are known. A rank that is not `pinned` has a number of threads and nothing more.
+
+    Raises:
+        InputError: The ranks do not fit on this host, or the launcher's binding is invalid.
+    """
+    allowance, topology, host = read_allowance(), read_topology(), limits.host_cpus(ranks)
+    part = limits.checked_part(
+        ranks,
+        affinities,
+        host,
+        affinity=affinities[ranks.local_rank] if affinities else allowance.cpus,
+        topology=topology,
+        offered=limits.cpus_of_job(os.environ) if ranks.launcher == "slurm" else None,
+    )
+    topology, quota = topology.restricted(part.cpus), allowance.quota
+    if quota is not None:  # it counts for all ranks of this host: the part of these ranks
+        quota = quota * part.ranks / ranks.local_size
+    if not pinned:
+        cores = topology.core_count
+        usable = cores if quota is None else min(cores, cores_of_quota(quota))
+        share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
+        return Placed(share=share, topology=topology, binding_notes=part.notes, notes=())
+    option = launcher_named(ranks.launcher).ranks_option
+    shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
+    notes = placement_notes(topology, shares, request=request, quota=quota)
+    return Placed(
+        share=shares[part.place],
+        topology=topology,
+        binding_notes=part.notes,
+        notes=tuple(notes),
+    )
 
 
 def pin(
@@ -60,32 +113,17 @@ def pin(
         InputError: The ranks do not fit on this host, or the launcher's binding is invalid.
     """
     assert not enabled or "torch" not in sys.modules, "torch has made its threads already"
-    allowance, topology, host = read_allowance(), read_topology(), limits.host_cpus(ranks)
-    affinity, launcher, offered = allowance.cpus, ranks.launcher, None
-    if launcher == "slurm":
-        affinities = affinities or limits.slurm_affinities(os.environ, ranks, affinity=affinity)
-        offered = limits.cpus_of_job(os.environ)
-    part = limits.checked_part(
-        ranks, affinities, host, affinity=affinity, topology=topology, offered=offered
-    )
-    topology, quota = topology.restricted(part.cpus), allowance.quota
-    if quota is not None:  # it counts for all ranks of this host: the part of these ranks
-        quota = quota * part.ranks / ranks.local_size
+    placed = place_rank(ranks, affinities=affinities, request=request, pinned=enabled)
+    share, topology, launcher = placed.share, placed.topology, ranks.launcher
     openmp = environment.loaded_openmp()
     if not enabled:
-        cores = topology.core_count
-        usable = cores if quota is None else min(cores, cores_of_quota(quota))
-        share = make_share(topology.cpus, threads=request.threads or max(1, usable // part.ranks))
         variables = {"OMP_NUM_THREADS": str(share.threads)}
         others = environment.use_environment(variables, bound=False, launcher=launcher)
-        notes = (*part.notes, *others)
+        notes = (*placed.binding_notes, *others)
         return Pinned(share=share, openmp=openmp, notes=notes, environment=variables, enabled=False)
-    option = launcher_named(launcher).ranks_option
-    shares = place_ranks(topology, ranks=part.ranks, request=request, quota=quota, option=option)
-    share = shares[part.place]
     # Whether binding is permitted is known only by trying. If it is not, the variables that bind
     # OpenMP's threads must not be set: libgomp ends the process where it cannot bind a thread.
-    not_bound = bind_process(share.cpus)
+    not_bound, memory_nodes = bind_process(share.cpus), read_allowance().memory_nodes
     if not_bound:
         share = make_share(topology.cpus, threads=share.threads)
     place, count = ranks.local_rank, ranks.local_size
@@ -93,10 +131,10 @@ def pin(
         share, openmp=openmp, backend=backend, local_rank=place, local_ranks=count
     )
     notes = (  # `prefer_memory` and `use_environment` also change this process
-        *part.notes,
-        *placement_notes(topology, shares, request=request, quota=quota),
+        *placed.binding_notes,
+        *placed.notes,
         *not_bound,
-        *filter(None, [environment.prefer_memory(share.nodes, allowed=allowance.memory_nodes)]),
+        *filter(None, [environment.prefer_memory(share.nodes, allowed=memory_nodes)]),
         *environment.use_environment(variables, bound=True, launcher=launcher),
     )
     spare = () if not_bound else spare_cpus(share, topology)
@@ -216,6 +254,8 @@ class RankContext:
     transport: Transport = ONE_HOST
     notes: tuple[str, ...] = ()
     beat: Callable[[], None] | None = None  # Called every second while the ranks are connected
+    affinities: Sequence[frozenset[int]] | None = None
+    """The CPUs that the launcher gave each rank of this host, if it is known."""
 
 
 def enter_rank_context(
@@ -246,7 +286,10 @@ def enter_rank_context(
         wait = Wait(f"the other {ranks.size - 1} ranks", advice=START_ADVICE)
         with deadline(timeout_s, f"rank {ranks.rank} on {socket.gethostname()}", wait):
             rendezvous = make_rendezvous(ranks, os.environ)
-    affinities = rendezvous.affinities if rendezvous else None
+    affinities: Sequence[frozenset[int]] | None = rendezvous.affinities if rendezvous else None
+    if ranks.launcher == "slurm" and not affinities:
+        own = read_allowance().cpus
+        affinities = limits.slurm_affinities(os.environ, ranks, affinity=own)
     given = pin(
         ranks, affinities=affinities, request=request, backend=torch_backend, enabled=pinned
     )
@@ -258,6 +301,7 @@ def enter_rank_context(
         notes = (*notes, CCL_NOTE)
     return RankContext(
         ranks=ranks,
+        affinities=affinities,
         pinned=given,
         rendezvous=rendezvous,
         backend=torch_backend,

@@ -103,6 +103,10 @@ class ProcessGroup:
         """Whether this is rank 0: in the group of all ranks it alone writes and prints."""
         return self.rank == 0
 
+    def place_of(self, rank: int) -> str:
+        """Return how messages name a rank: by its number and its host."""
+        return f"rank {rank} on {self.hosts[rank]}"
+
     def all_gather(self, value: Value, kind: Any) -> list[Value]:
         """Return all ranks' values of a type, in order of rank; all ranks call it.
 
@@ -257,7 +261,7 @@ class ProcessGroup:
             # launchers kill ranks half a second later, and the next Ctrl-C would end this sleep.
             if exit_code_for(error) not in (INTERRUPTED, STOPPED_TOO_EARLY):
                 time.sleep(BEAT_S)
-            text = f"rank {self.rank} on {self.hosts[self.rank]}: {text}"
+            text = f"{self.place_of(self.rank)}: {text}"
         self.watch.fail(exit_code_for(error), text)
 
 

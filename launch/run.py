@@ -58,14 +58,19 @@ from common.processes import (
     stop_process,
     wait_for,
 )
+from common.program import command_words
 from launch.hosts import Where, require_known_hosts
-from launch.mpirun import HELPER, by_this_python, choose_mpirun, mpirun_command, search_path
+from launch.mpirun import (
+    HELPER,
+    STARTED_BY_US,
+    by_this_python,
+    choose_mpirun,
+    mpirun_command,
+    search_path,
+)
 from launch.ranks import Ranks
 from launch.rendezvous import interface_addresses
 from launch.waiting import BEAT_S, NOTE_S, write_line
-
-STARTED_BY_US = "RETINANET_LAUNCH_RUN"
-"""Set in ranks of `retinanet launch run`, which sends the signal that the mpirun needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,9 @@ def run_ranks(options: RunOptions) -> int:
         require_known_hosts(names, os.environ, option=option)
     launcher = choose_mpirun(options.where.mpirun)
     if not dry_run:
-        os.environ[STARTED_BY_US] = "1"  # in time for the command, which names it for Open MPI
+        given = ["run", "--np", str(options.ranks), *options.where.as_given(), "--"]
+        # In time for the command, which names it for Open MPI.
+        os.environ[STARTED_BY_US] = shlex.join([*command_words("launch"), *given])
     mpirun_line = mpirun_command(
         launcher,
         by_this_python(program),

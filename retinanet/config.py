@@ -6,7 +6,7 @@ nearest valid name. The fields are in `retinanet.config_sections`.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Annotated, Any, LiteralString
 
@@ -31,7 +31,7 @@ from retinanet.config_sections import (
     TraceProfileConfig,
     TrainingConfig,
 )
-from retinanet.config_types import STRICT, Resume, field_marks
+from retinanet.config_types import STRICT, Hosts, Mark, Resume, field_marks
 from retinanet.mlperf.rules import broken_rules
 
 
@@ -46,7 +46,7 @@ class Config:
     evaluation: Annotated[EvaluationConfig, Resume.FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, Resume.FREE] = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
-    launch: Annotated[LaunchConfig, Resume.FREE] = LaunchConfig()
+    launch: Annotated[LaunchConfig, Resume.FREE, Hosts.MAY_DIFFER] = LaunchConfig()
     distributed: DistributedConfig = DistributedConfig()
     profile: Annotated[ProfileConfig, Resume.FREE] = ProfileConfig()
     mlperf: Annotated[MlperfConfig, Resume.FREE] = MlperfConfig()
@@ -147,15 +147,24 @@ def field_names() -> list[str]:
     return [f"{name}.{field.name}" for name, kind in sections for field in dataclasses.fields(kind)]
 
 
-def resume_marks() -> dict[str, Resume]:
-    """Return the effect of changed fields on a resumed run, by dotted name of field or section.
-
-    The next steps depend on every field that is not in it, and whose section is not.
-    """
-    marks = field_marks(Config, Resume)
-    for section, kind in SECTIONS.items():
-        marks |= {f"{section}.{name}": mark for name, mark in field_marks(kind, Resume).items()}
+def setting_marks(kind: type[Mark]) -> dict[str, Mark]:
+    """Return the marks of one kind by dotted name of field or section."""
+    marks = field_marks(Config, kind)
+    for section, fields in SECTIONS.items():
+        marks |= {f"{section}.{name}": mark for name, mark in field_marks(fields, kind).items()}
     return marks
+
+
+def marked_settings(config: Config, kind: type[Mark]) -> Iterator[tuple[str, Any, Mark | None]]:
+    """Yield dotted name, plain value and mark of each field: its own, or that of its section.
+
+    A section within a section counts as one field.
+    """
+    marks = setting_marks(kind)
+    for section, fields in config_to_tree(config).items():
+        for field, value in fields.items():
+            name = f"{section}.{field}"
+            yield name, value, marks.get(section, marks.get(name))
 
 
 def config_to_tree(config: Config) -> dict[str, Any]:

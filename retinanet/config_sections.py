@@ -1,10 +1,10 @@
 """The sections of a configuration: their fields, and the checks within a section.
 
 Every field has a type, a default, and one line of help with a unit. Marks in its annotation state
-its effect elsewhere: `Resume` (on a resumed run), `closed` (MLPerf's closed division),
-`LogitCopies` (on the memory estimate). `retinanet.config` joins the sections. Importing this module
-loads no torch, because ranks are pinned after the configuration is known and before torch is
-loaded.
+its effect elsewhere: `Resume` (on a resumed run), `Hosts` (on other hosts), `closed` (MLPerf's
+closed division), `LogitCopies` (on the memory estimate). `retinanet.config` joins the sections.
+Importing this module loads no torch, because ranks are pinned after the configuration is known and
+before torch is loaded.
 """
 
 from pathlib import Path
@@ -35,6 +35,7 @@ from retinanet.config_types import (
     BackboneName,
     BatchSplit,
     ClassWeightsInFile,
+    Hosts,
     LogitCopies,
     Milestones,
     PartOfArchitecture,
@@ -62,7 +63,7 @@ class RunConfig:
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200), Resume.FREE
     ]
     """Folder of the run, below `root`, for all its results. [letters, digits, . _ -]"""
-    root: Annotated[Path, Resume.FREE] = Path("runs")
+    root: Annotated[Path, Resume.FREE, Hosts.MAY_DIFFER] = Path("runs")
     """Folder that holds the runs. [path]"""
     seed: Annotated[int, Field(ge=0, lt=2**32), Resume.MUST_MATCH] = 0
     """Seed of weights, order of images and augmentation. [integer]"""
@@ -84,15 +85,15 @@ class DataConfig:
 
     scenes: Annotated[ScenesConfig | None, Resume.MUST_MATCH] = None
     """Generate synthetic images in the run's folder instead of reading files. [section or null]"""
-    root: Annotated[Path | None, Resume.FREE] = None
+    root: Annotated[Path | None, Resume.FREE, Hosts.MAY_DIFFER] = None
     """Folder with the layout of COCO or of MLPerf's OpenImages. [path or null]"""
-    train_annotations: Annotated[Path | None, Resume.FREE] = None
+    train_annotations: Annotated[Path | None, Resume.FREE, Hosts.MAY_DIFFER] = None
     """COCO-format JSON or index of the training split, for other layouts. [path or null]"""
-    train_images: Annotated[Path | None, Resume.FREE] = None
+    train_images: Annotated[Path | None, Resume.FREE, Hosts.MAY_DIFFER] = None
     """Folder of the training images. [path or null]"""
-    validation_annotations: Annotated[Path | None, Resume.FREE] = None
+    validation_annotations: Annotated[Path | None, Resume.FREE, Hosts.MAY_DIFFER] = None
     """COCO-format JSON or index of the validation split. [path or null]"""
-    validation_images: Annotated[Path | None, Resume.FREE] = None
+    validation_images: Annotated[Path | None, Resume.FREE, Hosts.MAY_DIFFER] = None
     """Folder of the validation images. [path or null]"""
     image_size: Annotated[
         Side | Annotated[tuple[Side, Side], Field(strict=False)],
@@ -138,9 +139,10 @@ class DataConfig:
         Annotated[int, Field(ge=0, le=4096)] | Literal["auto"],
         expected("input should be a number from 0 to 4096, or auto"),
         Resume.FREE,
+        Hosts.MAY_DIFFER,
     ] = "auto"
     """Loading processes per rank; 0: load in the training process; auto: 1 if needed. [count]"""
-    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE] = 0
+    reserve_cores: Annotated[int, Field(ge=0, le=MOST_CORES), Resume.FREE, Hosts.MAY_DIFFER] = 0
     """Cores per rank reserved for loading; training uses the others. [cores]"""
 
 
@@ -155,6 +157,7 @@ class ModelConfig:
     pretrained_backbone: Annotated[
         str | None,
         Resume.FREE,
+        Hosts.MAY_DIFFER,
         Closed("torchvision, or its file", lambda value: value is not None),
         WithJsonSchema(
             {
@@ -173,6 +176,7 @@ class ModelConfig:
     weights: Annotated[
         str | None,
         Resume.FREE,
+        Hosts.MAY_DIFFER,
         closed(None),
         WithJsonSchema({"type": ["string", "null"], "pattern": DETECTOR, "format": "path"}),
         refused(lambda source, _: source == "", "name a run, a checkpoint or a .safetensors file"),
@@ -355,6 +359,7 @@ class EngineConfig:
     """torch, ipex (the paper's, in `make ipex`'s environment); auto: torch, the faster. [name]"""
     precision: Annotated[
         Precision,
+        Hosts.MAY_DIFFER,  # the processor decides, by default; `check_hosts` names a difference
         AfterValidator(chosen_precision),
         # pydantic does not validate defaults by itself, and `auto` would stay.
         Field(validate_default=True),
@@ -376,7 +381,9 @@ class EngineConfig:
         LogitCopies({"auto": 1, "kernel": 1, "paper": 11, "paper_implicit": 11, "reference": 40}),
     ] = "auto"
     """Implementation of the focal loss; auto: kernel, or paper without a C++ compiler. [name]"""
-    allocator: Annotated[Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE] = "tuned"
+    allocator: Annotated[
+        Literal["tuned", "system", "tcmalloc", "jemalloc"], Resume.FREE, Hosts.MAY_DIFFER
+    ] = "tuned"
     """malloc: glibc's, tuned to keep freed memory, or unchanged; or a preloaded one. [name]"""
 
 

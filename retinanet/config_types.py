@@ -158,6 +158,12 @@ class Resume(Enum):
     LENGTH = "length"  # Steps depend on it only where the learning rate falls until the run's end
 
 
+class Hosts(Enum):
+    """Whether the hosts of a run may have values of their own. Without a mark all ranks agree."""
+
+    MAY_DIFFER = "may differ"  # Where files are, and what fits the cores of a host
+
+
 @dataclass(frozen=True, eq=False)
 class LogitCopies:
     """The number of tensors of the logits' size in memory at once, by the field's value."""

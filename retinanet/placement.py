@@ -19,7 +19,7 @@ from common.options import json_option, option, overrides_argument
 from launch.environment import installed_openmp
 from launch.hosts import hosts_with_ranks
 from launch.limits import host_cpus, read_allowance
-from launch.pinning import RankContext, chosen_backend, enter_rank_context
+from launch.pinning import Placed, RankContext, chosen_backend, enter_rank_context, place_rank
 from launch.plan import Plan, make_plan, plan_as_json, print_plan
 from launch.ranks import ANY_RANKS_OPTION, Ranks, launcher_named
 from launch.shares import CoreRequest
@@ -89,7 +89,13 @@ def print_plan_here(settings: Config, ranks: Ranks) -> None:
         InputError: The ranks do not fit the host, the split or the groups.
     """
     division = describe_division(settings, ranks=ranks.size)
-    plan = plan_of_host(settings, ranks)
+    plan, own = plan_of_host(settings, ranks), read_allowance().cpus
+    if not own.issuperset(plan.hosts[0].ranks[ranks.local_rank].share.cpus):
+        note = (
+            f"{ranks.launcher} bound this rank to CPUs {format_cpu_list(own)}, which this plan "
+            "leaves out; retinanet train --check shows where a run computes"
+        )
+        plan = replace(plan, notes=(*plan.notes, note))
     # A buffer with stdout's encoding: rich chooses the characters of a table by it.
     shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="backslashreplace")
     with redirect_stdout(shown):
@@ -129,6 +135,28 @@ def plan_of_host(settings: Config, ranks: Ranks) -> Plan:
         is_part=ranks.size > ranks.local_size,
         option=launcher_named(ranks.launcher).ranks_option,
     )
+
+
+def placed_ranks(settings: Config, started: RankContext) -> list[Placed]:
+    """Return where each started rank of this host belongs, as a run will place it.
+
+    Raises:
+        InputError: The ranks do not fit, or share no memory though they should.
+    """
+    ranks, backend = started.ranks, settings.distributed.backend
+    has_several_hosts = ranks.size > ranks.local_size
+    describe_exchange(
+        backend, has_several_hosts=has_several_hosts, groups=settings.distributed.groups
+    )
+    return [
+        place_rank(
+            replace(ranks, local_rank=local_rank),
+            affinities=started.affinities,
+            request=core_request(settings),
+            pinned=settings.launch.pin,
+        )
+        for local_rank in range(ranks.local_size)
+    ]
 
 
 def configured_plan(

@@ -36,6 +36,7 @@ from retinanet.preflight.host_state import (
     check_host_state,
     check_hosts,
     differences_of_hosts,
+    software,
 )
 from retinanet.training.run_folder import holds_work
 
@@ -100,7 +101,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
             config=config, arguments=arguments, ranks=ranks, local_ranks=planned, all_ranks=total
         )
         placed = replace(ranks, local_size=planned, size=max(ranks.size, planned))
-        placements, shares = host.check_placement(config, placed)
+        placements, shares = host.check_placement(config, placed, started=place)
         findings = [
             *placements,
             *(warning(host.PLACEMENT, note, fix=host.SEE_PLAN) for note in place.pinned.notes),
@@ -119,6 +120,7 @@ def check(config: Config, arguments: RunOptions, *, group: ProcessGroup, place: 
             state=read_host_state(),
             shares=shares,
             memory_of_rank=need.all,
+            software=software(config.engine.precision),
             pinned=config.launch.pin,
         )
         findings += [
@@ -185,7 +187,11 @@ def check_start(
         notes = tuple(finding.line for finding in findings if finding.level == "warning")
         group = replace(group, notes=(*group.notes, *notes))
         report = HostReport(
-            host=name, state=read_host_state(), memory_of_rank=need.all, pinned=pinned
+            host=name,
+            state=read_host_state(),
+            memory_of_rank=need.all,
+            software=software(config.engine.precision),
+            pinned=pinned,
         )
     gathered = group.gather((name, share, report), tuple[str, Share, HostReport | None])
     if gathered is None:

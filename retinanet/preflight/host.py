@@ -25,6 +25,7 @@ from common.wording import counted, listed
 from data.annotations import count_pixels
 from launch.environment import ALLOCATORS, allocator_library, is_loaded
 from launch.limits import FreeMemory
+from launch.pinning import RankContext
 from launch.ranks import Ranks
 from launch.shares import Share
 from launch.topology import format_cpu_list, is_number
@@ -32,7 +33,7 @@ from retinanet import memory
 from retinanet.config import Config
 from retinanet.engine.kernel_calls import kernel_sources
 from retinanet.memory import MemoryNeed
-from retinanet.placement import NOT_PINNED, plan_of_host
+from retinanet.placement import NOT_PINNED, placed_ranks, plan_of_host
 from retinanet.preflight.findings import Finding, amount, failure, ok, warning
 from retinanet.preflight.run import KnownData
 
@@ -40,18 +41,28 @@ PLACEMENT = "placement"
 SEE_PLAN = "see `retinanet launch plan`"
 
 
-def check_placement(config: Config, ranks: Ranks) -> tuple[list[Finding], tuple[Share, ...]]:
-    """Plan the placement of this host's ranks, and warn about idle cores; return their shares."""
+def check_placement(
+    config: Config, ranks: Ranks, *, started: RankContext
+) -> tuple[list[Finding], tuple[Share, ...]]:
+    """Place this host's ranks, and warn about idle cores; return their shares.
+
+    `ranks` have been started, within what their launcher gave them, or are planned in their place.
+    """
     try:
-        plan = plan_of_host(config, ranks)
+        if ranks == started.ranks and ranks.launcher != "none":
+            of_host = placed_ranks(config, started)
+            shares = tuple(placed.share for placed in of_host)
+            notes = list(dict.fromkeys(note for placed in of_host for note in placed.notes))
+        else:
+            plan = plan_of_host(config, ranks)
+            shares = tuple(rank.share for rank in plan.hosts[0].ranks)
+            notes = [note for note in plan.notes if note != NOT_PINNED]
     except InputError as error:
         what, _, fix = str(error).rpartition(": ")
         return [failure(PLACEMENT, what, fix=fix)], ()
-    shares = tuple(rank.share for rank in plan.hosts[0].ranks)
     cpus = format_cpu_list(cpu for share in shares for cpu in share.cpus)
     threads = shares[0].threads
     detail = f"{counted(len(shares), 'rank')} of {counted(threads, 'thread')}"
-    notes = [note for note in plan.notes if note != NOT_PINNED]
     findings = [
         ok(PLACEMENT, f"{detail} on CPUs {cpus}"),
         *(warning(PLACEMENT, note, fix=SEE_PLAN) for note in notes),

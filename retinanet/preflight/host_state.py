@@ -5,9 +5,11 @@ changes it. Huge pages are none: they had no benefit once memory is kept (docs/e
 are hyperthreads: ranks have one thread a core.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from common.machine import PACKAGES, code_commit, installed_versions
+from common.program import PROGRAM, program_version
 from common.wording import counted
 from launch.host_state import TURBO, HostState
 from launch.shares import Share
@@ -15,6 +17,8 @@ from retinanet.preflight.findings import Finding, amount, merged, ok, warning
 
 HOST_STATE = "host state"
 FREQUENCY = "frequency"
+PRECISION = "precision"
+COMMIT = "commit of retinanet"
 SYSFS_CPU = "/sys/devices/system/cpu"
 PASSIVE = "intel_cpufreq"
 SAVING = ("power", "balance_power")
@@ -31,8 +35,16 @@ class HostReport:
     host: str
     state: HostState
     memory_of_rank: int  # An estimate of what each rank will take. [bytes]
+    software: Mapping[str, str]  # What should be alike on all hosts, by label
     shares: tuple[Share, ...] = ()  # Of the host's ranks
     pinned: bool = True
+
+
+def software(precision: str) -> dict[str, str]:
+    """Return the known versions on this host, and the precision, which its processor decides."""
+    own = {PROGRAM: program_version(), COMMIT: code_commit()}
+    known = {label: value[:12] for label, value in own.items() if value}
+    return {PRECISION: precision, **known, **installed_versions(PACKAGES)}
 
 
 def check_hosts(reports: Sequence[HostReport]) -> list[Finding]:
@@ -168,6 +180,8 @@ SET_ALIKE = "all wait for the slowest: set it alike"
 ADVICE = {
     "number of cores": "distributed.batch_split=speed gives the slowest fewer images",
     "memory size": "training.batch_size must fit the smallest",
+    PRECISION: "set engine.precision to compute alike",
+    **dict.fromkeys((PROGRAM, COMMIT, *PACKAGES), "install the same on all hosts"),
 }
 
 
@@ -176,7 +190,7 @@ def differences_of_hosts(reports: Sequence[HostReport]) -> list[Finding]:
 
     Capacities are compared among hosts with as many ranks: other numbers are meant to fit them.
     """
-    settings = [(report.host, report.state.settings()) for report in reports]
+    settings = [(report.host, {**report.state.settings(), **report.software}) for report in reports]
     findings = difference_findings(settings)
     for count in dict.fromkeys(len(report.shares) for report in reports):
         alike = [report for report in reports if len(report.shares) == count]

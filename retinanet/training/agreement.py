@@ -1,4 +1,4 @@
-"""Agreement between the ranks of a run: equal weights and states, one merged step, one error."""
+"""Agreement between the ranks of a run: equal settings and data, weights and states, one error."""
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.errors import InputError
+from data.annotations import Annotations
 from data.dataset import Batch
 from launch.process_group import ProcessGroup
+from retinanet.config import Config, marked_settings
+from retinanet.config_types import Hosts
 from retinanet.engine.kernel_calls import is_one_block
 from retinanet.training.checkpoint import load_optimizer, optimizer_tensors
 from retinanet.training.ema import WeightAverage
@@ -21,6 +24,54 @@ from retinanet.training.loop import StepResult
 from retinanet.training.train_state import AVERAGE, RankState, number_statistics, rank_states
 
 Value = TypeVar("Value")
+
+
+def require_equal_settings(group: ProcessGroup, config: Config) -> None:
+    """Refuse to train with other settings on another rank, of a file that its host has of its own.
+
+    Raises:
+        InputError: On all ranks; names a setting, both values and both hosts.
+    """
+    settings = {
+        name: value
+        for name, value, mark in marked_settings(config, Hosts)
+        if mark is not Hosts.MAY_DIFFER
+    }
+    firsts = group.from_first(lambda: settings, dict[str, Any])
+    problems = (
+        f"{name}: is {value} for {group.place_of(group.rank)}, but {firsts.get(name)} for "
+        f"{group.place_of(0)}; give all ranks the same configuration"
+        for name, value in settings.items()
+        if value != firsts.get(name)
+    )
+    raise_first(group, next(problems, ""))
+
+
+def require_equal_data(group: ProcessGroup, annotations: Mapping[str, Annotations]) -> None:
+    """Refuse to train on other annotations on another rank; they are named by their split.
+
+    Raises:
+        InputError: On all ranks; names the split and both hosts.
+    """
+    for split, content in annotations.items() if group.size > 1 else ():
+        first, *others = group.all_gather((len(content), content.checksum()), tuple[int, int])
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise InputError(
+                    f"data: {group.place_of(rank)} has other {split} annotations than "
+                    f"{group.place_of(0)} ({other[0]:,} and {first[0]:,} images); copy the same "
+                    "data set to all hosts"
+                )
+
+
+def raise_first(group: ProcessGroup, error: str) -> None:
+    """Raise the first error of any rank on all ranks: none would come to the next exchange.
+
+    Raises:
+        InputError: The error of a rank is not empty.
+    """
+    if errors := [*filter(None, group.all_gather(error, str))]:
+        raise InputError(errors[0])
 
 
 def share_weights(
@@ -145,9 +196,7 @@ def agreed_batches(group: ProcessGroup, batches: Iterable[Batch]) -> Iterator[Ba
             return
         except InputError as problem:
             error = str(problem)
-        errors = list(filter(None, group.all_gather(error, str)))
-        if errors:
-            raise InputError(errors[0])
+        raise_first(group, error)
         assert batch is not None
         yield batch
 

@@ -212,7 +212,7 @@ class RunComponents:
         )
         # Loading starts only at the first step, so the sampler still accepts a new split.
         self.loading.batches.split = self.batches.images
-        place = f"rank {self.group.rank} on {self.group.hosts[self.group.rank]}"
+        place = self.group.place_of(self.group.rank)
         self.background_load = BackgroundLoad(self.share.cpus, place=place)
 
     def restore_rank_states(self) -> None:

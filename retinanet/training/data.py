@@ -23,7 +23,7 @@ from retinanet.config import Config
 from retinanet.config_file import configured_split, training_rules
 from retinanet.config_sections import DataConfig
 from retinanet.config_types import loading_processes
-from retinanet.training.agreement import in_turn
+from retinanet.training.agreement import in_turn, require_equal_data
 from retinanet.training.loop import StepResult
 
 
@@ -36,7 +36,7 @@ def open_run_data(
 
     Raises:
         InputError: Fields contradict each other, the decoder is not installed, or files are
-            missing or not what they should be.
+            missing, not what they should be, or not those of the other ranks.
     """
     settings, scenes = config.data, config.data.scenes
 
@@ -71,7 +71,11 @@ def open_run_data(
             console=console,
         )
 
-    return in_turn(group or ProcessGroup(), open_here)
+    ranks = group or ProcessGroup()
+    data = in_turn(ranks, open_here)
+    splits = {"training": data.train.annotations, "validation": data.validation.annotations}
+    require_equal_data(ranks, splits)
+    return data
 
 
 def require_no_files(settings: DataConfig) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from common.errors import InputError
 from common.machine import processor_name
-from retinanet.config import SECTIONS, Config, config_to_tree, resume_marks
+from retinanet.config import SECTIONS, Config, marked_settings
 from retinanet.config_types import DEFAULT_ARCHITECTURE, DEFAULT_BETA1, Resume, resolve_beta1
 from retinanet.training.checkpoint import Checkpoint, newest_valid
 from retinanet.training.run_folder import RunFolder
@@ -63,11 +63,9 @@ def require_same_settings(checkpoint: Checkpoint, config: Config) -> None:
     Raises:
         InputError: Names the field, its value in the checkpoint and the value now.
     """
-    tree = config_to_tree(config)
-    must_match = [name for name, mark in resume_marks().items() if mark is Resume.MUST_MATCH]
-    for name in must_match:
-        before, now = recorded_field(checkpoint.state.config, name), get_field(tree, name)
-        if before != now:
+    for name, now, mark in marked_settings(config, Resume):
+        before = recorded_field(checkpoint.state.config, name)
+        if mark is Resume.MUST_MATCH and before != now:
             raise InputError(
                 f"{checkpoint.folder}: cannot be resumed: {name} was {before}, is now {now}; "
                 f"{ADVICE}"
@@ -137,16 +135,13 @@ def differences(state: State, config: Config, setup: dict[str, Any]) -> list[str
     """Return the changes since the checkpoint was written that affect the next steps."""
     before = {**DEFAULT_SETUP, **state.setup}
     changes = [(name, before.get(name), now) for name, now in setup.items()]
-    tree, marks = config_to_tree(config), resume_marks()
     # The length of a run changes the rates of a cosine schedule alone.
     has_fixed_rate = config.training.schedule != "cosine"
     free = (Resume.FREE, Resume.LENGTH) if has_fixed_rate else (Resume.FREE,)
     changes += [
-        # A section within a section counts as one field.
         (name, recorded_field(state.config, name), value)
-        for section, fields in tree.items()
-        for name, value in ((f"{section}.{field}", value) for field, value in fields.items())
-        if marks.get(section) not in free and marks.get(name) not in free
+        for name, value, mark in marked_settings(config, Resume)
+        if mark not in free
     ]
     return [f"{name} was {old}, is now {now}" for name, old, now in changes if old != now]
 

@@ -12,6 +12,7 @@ from retinanet.config_file import RunOptions
 from retinanet.engine.engines import chosen_engine
 from retinanet.mlperf.log import running_log
 from retinanet.preflight.check import check, check_start
+from retinanet.training.agreement import require_equal_settings
 from retinanet.training.components import RunComponents
 from retinanet.training.loop import StepProfiler
 from retinanet.training.resume import checkpoint_to_resume
@@ -38,6 +39,7 @@ def check_or_train(
     with joined(
         place, timeout_s=config.distributed.timeout_s, folder=config.run.root / config.run.name
     ) as connected:
+        require_equal_settings(connected, config)
         if arguments.check:
             return check(config, arguments, group=connected, place=place)
         # The log comes first: MLPerf counts all that follows as part of the run's initialization.

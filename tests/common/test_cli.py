@@ -11,8 +11,10 @@ import train
 from common.cli import installed, resuming_command, run_command
 from common.errors import InputError
 from common.machine import fastest_precision
+from launch.limits import Allowance
 from retinanet.config import field_names
 from retinanet.config_file import parse_run_arguments
+from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import RunHere, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -144,6 +146,21 @@ def test_dry_run_prints_the_configuration_and_writes_nothing(
     assert done.returncode == 0 and done.stderr == ""
     assert "epochs: 3" in done.stdout and f"precision: {fastest_precision()}" in done.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_names_the_binding_that_its_plan_leaves_out(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinanet.placement.read_topology", lambda: cores_in_a_row((0, 4, 0, 0)))
+    monkeypatch.setattr("retinanet.placement.host_cpus", lambda ranks: frozenset(range(4)))
+    for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    for cpus, is_named in ((range(4), False), (range(1), True)):
+        given = Allowance(cpus=frozenset(cpus), quota=None, memory_nodes=frozenset())
+        monkeypatch.setattr("retinanet.placement.read_allowance", lambda given=given: given)
+        done = run_here(train.main, "--dry-run")
+        assert done.returncode == 0 and "0-1" in done.stdout
+        assert ("# note: open-mpi bound this rank to CPUs 0, which" in done.stdout) == is_named
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import InputError
 from launch.mpirun import (
+    STARTED_BY_US,
     Family,
     Mpirun,
     by_this_python,
@@ -198,6 +199,8 @@ def test_option_that_sets_the_number_of_ranks() -> None:
 def test_command_of_srun_keeps_its_options() -> None:
     ranks = Ranks(rank=0, size=4, local_rank=0, local_size=2, launcher="slurm")
     assert launcher_command(ranks, {}) == ["srun", "-n", "4"]
+    ours = "retinanet launch run --np 4 --hostfile 'my hosts' --"
+    assert shlex.join(launcher_command(ranks, {STARTED_BY_US: ours})) == ours
     variables = {"SLURM_STEP_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "14"}
     variables["SLURM_CPU_BIND_TYPE"] = "none"
     assert shlex.join(launcher_command(ranks, variables)) == (

@@ -12,7 +12,7 @@ from common.machine import fastest_precision
 from common.yaml_text import read_yaml
 from data.annotations import ClassMap, ImageSize
 from retinanet import config_file
-from retinanet.config import Config, config_to_tree, field_help, field_names, resume_marks
+from retinanet.config import Config, config_to_tree, field_help, field_names, setting_marks
 from retinanet.config_file import SHIPPED, config_from_tree, find_config, load_config
 from retinanet.config_types import Resume
 from retinanet.training.convert import converted_state
@@ -429,7 +429,7 @@ def test_help_lists_every_field_with_a_unit() -> None:
 
 
 def test_marks_of_fields_that_a_resumed_run_must_not_change() -> None:
-    marks = resume_marks()
+    marks = setting_marks(Resume)
     assert [name for name, mark in marks.items() if mark is Resume.MUST_MATCH] == [
         "run.seed",
         "data.scenes",

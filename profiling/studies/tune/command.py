@@ -35,7 +35,8 @@ from profiling.studies.tune.measure import OPENIMAGES
 from profiling.studies.tune.measurements import epochs_of_probes, probe_settings
 from profiling.studies.tune.model import Network, epochs_of_mlperf, fit_network
 from profiling.studies.tune.report import draw_landscape, print_cluster, print_plan
-from retinanet.mlperf.rules import expectation, reference_points
+from retinanet.config_file import load_config
+from retinanet.mlperf.rules import broken_rules, expectation, reference_points
 
 SLURM = FOLDER / "launch" / "recipes" / "slurm.sbatch"
 LONGEST_JOB_HOURS = 24  # Longer trainings are queued again by the script itself
@@ -114,6 +115,9 @@ def tune_command(options: PlannerOptions) -> int:
         with_groups=options.groups,
     )
     print_plan(plan, given=options.network, with_groups=options.groups, console=console)
+    config = load_config(measured.config, measured.overrides)
+    if measured.probes is None and (broken := broken_rules(vars(config))):
+        print_line(console, f"note: MLPerf's epochs may not hold: {'; '.join(broken)}")
     write_plan(plan, options=options, console=console)
     return FINISHED
 
@@ -202,16 +206,15 @@ def add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]) -> list[str]:
-    """Return the arguments of `retinanet train`; `settings` are further `section.field=value`."""
+    """Return the arguments of `retinanet train`; `settings` are further `section.field=value`.
+
+    The allocation's own values replace those among them: the last one of a field counts.
+    """
     shape, count = winner.allocation.on_host, winner.allocation.groups
-    return [
-        "--config",
-        config,
-        f"training.batch_size={shape.batch_size}",
-        f"launch.threads={shape.threads}",
-        *([f"distributed.groups={count}"] if count > 1 else []),
-        *settings,
-    ]
+    chosen = {"training.batch_size": shape.batch_size, "launch.threads": shape.threads}
+    chosen |= {"distributed.groups": count} if count > 1 else {}
+    others = [setting for setting in settings if setting.partition("=")[0] not in chosen]
+    return ["--config", config, *(f"{name}={value}" for name, value in chosen.items()), *others]
 
 
 def launch_command(winner: Forecast, arguments: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -13,7 +14,10 @@ from packaging.requirements import Requirement
 from common.machine import installed_versions
 from common.program import FOLDER
 from data.decoding import describe_decoder
-from launch.limits import FreeMemory
+from launch.limits import Allowance, FreeMemory
+from launch.pinning import Pinned, RankContext, make_share
+from launch.ranks import Ranks
+from launch.topology import Cpu
 from retinanet.__main__ import main
 from retinanet.config import Config
 from retinanet.config_file import config_from_tree, load_config
@@ -22,6 +26,7 @@ from retinanet.preflight import host
 from retinanet.preflight.findings import Finding
 from retinanet.preflight.host import IPEX, check_precision, check_shared_memory
 from retinanet.preflight.run import KnownData
+from tests.launch.topologies import cores_in_a_row
 from tests.support.commands import RunHere, run_program
 from tests.support.mounts import needs_root, tmpfs
 
@@ -53,6 +58,39 @@ def test_estimated_memory_against_free_memory(
 def test_estimate_is_shown_if_free_memory_is_unknown() -> None:
     finding = host.check_memory(NEED, ranks=1, once=0, not_started=0, free=None)
     assert finding.level == "ok" and "4.0 GB" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("given", "pin", "expected"),
+    [
+        ((range(4), range(4)), True, "2 ranks of 2 threads on CPUs 0-3"),
+        ((range(2, 4), range(2)), True, "2 ranks of 2 threads on CPUs 0-3"),
+        ((range(1, 3), range(1, 3)), True, "2 ranks of 1 thread on CPUs 1-2"),
+        (([2, 3], [2, 3]), False, "2 ranks of 1 thread on CPUs 2-3"),
+        (([2, 3],) * 3, True, "3 ranks are more than the 2 cores"),
+    ],
+)
+def test_placement_of_started_ranks_is_that_within_their_launchers_binding(
+    given: tuple[Iterable[int], ...],
+    pin: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    affinities = [frozenset(cpus) for cpus in given]
+    whole = Allowance(cpus=frozenset(range(4)), quota=None, memory_nodes=frozenset())
+    monkeypatch.setattr("launch.limits.host_cpus", lambda ranks: whole.cpus)
+    monkeypatch.setattr("launch.pinning.read_allowance", lambda: whole)
+    monkeypatch.setattr("launch.pinning.read_topology", lambda: cores_in_a_row((0, 4, 0, 0)))
+    count = len(given)
+    ranks = Ranks(rank=0, size=count, local_rank=0, local_size=count, launcher="intel-mpi")
+    share = make_share([Cpu(0, 0, 0, 0)], threads=1)
+    nothing = Pinned(share=share, openmp="gnu", notes=(), environment={})
+    started = RankContext(
+        ranks=ranks, pinned=nothing, rendezvous=None, backend="gloo", affinities=affinities
+    )
+    config = load_config("demo.yaml", [f"launch.pin={pin}".lower()])
+    [finding, *_], _ = host.check_placement(config, ranks, started=started)
+    assert finding.detail == expected
 
 
 KNOWN = KnownData(num_classes=5, train_images=None, validation_images=None)

@@ -14,7 +14,7 @@ from launch.ranks import Ranks
 from launch.shares import Share
 from retinanet.config_file import RunOptions, load_config
 from retinanet.preflight import check
-from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts
+from retinanet.preflight.host_state import HostReport, check_host_state, check_hosts, software
 from tests.launch import host_trees
 from tests.launch.host_trees import GB
 
@@ -31,9 +31,22 @@ def share(*cpus: int, nodes: tuple[int, ...] = (0,)) -> Share:
     )
 
 
-def report(state: HostState, *shares: Share, host: str = "left", pinned: bool = True) -> HostReport:
+def report(
+    state: HostState,
+    *shares: Share,
+    host: str = "left",
+    pinned: bool = True,
+    **software: str,
+) -> HostReport:
     shares = shares or (share(0, 1),)
-    return HostReport(host=host, state=state, shares=shares, memory_of_rank=4 * GB, pinned=pinned)
+    return HostReport(
+        host=host,
+        state=state,
+        shares=shares,
+        memory_of_rank=4 * GB,
+        software=software,
+        pinned=pinned,
+    )
 
 
 def advice(state: HostState, *shares: Share, pinned: bool = True) -> dict[str, str]:
@@ -135,6 +148,13 @@ def test_hosts_that_differ_are_named_by_setting(tmp_path: Path) -> None:
     )
     # A host whose value is not known, here its huge pages, does not differ.
     assert check_hosts([report(tuned), report(tuned, host="right")]) == []
+    left = report(tuned, precision="bf16", retinanet="1.0.0", torch="2.15.0")
+    right = report(tuned, host="right", precision="float32", retinanet="1.0.0", torch="2.14.0")
+    assert [finding.line for finding in check_hosts([left, right])] == [
+        "hosts: precision differs, left: bf16; right: float32; "
+        "set engine.precision to compute alike",
+        "hosts: torch differs, left: 2.15.0; right: 2.14.0; install the same on all hosts",
+    ]
 
 
 def of_size(folder: Path, *, cpus: str = "0-31", gigabytes: int = 512, swap: int = 0) -> HostState:
@@ -210,10 +230,12 @@ def test_start_on_two_hosts_notes_advice_and_difference(
     no_turbo = {f"{host_trees.CPU}/intel_pstate/no_turbo": "1"}
     slow = read_host_state(host_trees.tuned_xeon(tmp_path / "right", **no_turbo))
     monkeypatch.setattr(check, "read_host_state", lambda: tuned)
+    config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
+    versions = software(config.engine.precision)
     group = GroupOfTwoHosts(
         size=2,
         hosts=("left", "right"),
-        other=HostReport(host="right", state=slow, memory_of_rank=GB),
+        other=HostReport(host="right", state=slow, memory_of_rank=GB, software=versions),
     )
     place = RankContext(
         ranks=Ranks(rank=0, size=2, local_rank=0, local_size=1, launcher="mpich"),
@@ -221,7 +243,6 @@ def test_start_on_two_hosts_notes_advice_and_difference(
         rendezvous=None,
         backend="gloo",
     )
-    config = load_config("demo", ["data.image_size=64", f"run.root={tmp_path / 'runs'}"])
     arguments = RunOptions()
     started, states = check.check_start(config, arguments, group=group, place=place, engine="torch")
     assert states == {"left": tuned, "right": slow}

@@ -3,7 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 from tests.support.rank_programs import enter_test_rank
 
@@ -16,14 +18,18 @@ if __name__ == "__main__":
     from common.errors import InputError
     from data.dataset import Batch
     from launch.process_group import joined
+    from retinanet.config_file import load_config
     from retinanet.training.agreement import (
         agree_on_weights,
         agreed_batches,
         average_norms,
         in_turn,
+        require_equal_data,
+        require_equal_settings,
         share_weights,
     )
     from retinanet.training.train_state import trained_norms
+    from tests.retinanet.report.samples import CAT, split
 
     with joined(place, timeout_s=60) as group:
         value = float(group.rank + 1)
@@ -77,4 +83,23 @@ if __name__ == "__main__":
         except InputError as error:
             results["error"] = str(error)
         results["batches"] = ids
+
+        def refusal(check: Callable[[], None]) -> str:
+            try:
+                check()
+            except InputError as error:
+                return str(error)
+            return ""
+
+        # What each host has of its own: where files are, and what fits its cores.
+        own = [f"run.root=runs{group.rank}", f"launch.threads={group.rank + 1}"]
+        other = [f"training.learning_rate={value}e-3"]
+        for name, settings in (("own settings", own), ("settings", [*own, *other])):
+            config = load_config("demo.yaml", settings)
+            results[name] = refusal(partial(require_equal_settings, group, config))
+        found = split([(CAT, (0, 0, 10, 10))])
+        moved = replace(found, boxes=found.boxes + group.rank)
+        for name, content in (("same data", found), ("data", moved)):
+            splits = {"training": found, "validation": content}
+            results[name] = refusal(partial(require_equal_data, group, splits))
         sys.stdout.write(json.dumps({"rank": group.rank, **results}) + "\n")

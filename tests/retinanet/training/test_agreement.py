@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,17 @@ def test_two_ranks_share_weights_statistics_files_and_errors() -> None:
         assert results["mean"] == [1.5] * 4
         assert results["first before second"] and results["returned after both"]
         assert (results["batches"], results["error"]) == ([1], "second.jpg: damaged")
+        assert results["own settings"] == results["same data"] == ""
+        assert re.fullmatch(
+            r"training\.learning_rate: is 0\.002 for rank 1 on (.+), but 0\.001 for rank 0 on \1; "
+            "give all ranks the same configuration",
+            results["settings"],
+        )
+        assert re.fullmatch(
+            r"data: rank 1 on (.+) has other validation annotations than rank 0 on \1 "
+            r"\(1 and 1 images\); copy the same data set to all hosts",
+            results["data"],
+        )
 
 
 STEP = step_result(7, exchange_seconds=0.25, bad_images=("a.jpg: damaged",))

@@ -76,6 +76,14 @@ def test_unwritable_output_is_refused_before_measuring(
     assert str(tmp_path / "file" / "output.png") in done.stderr
 
 
+def test_epochs_of_mlperf_are_doubted_under_other_settings(tmp_path: Path, tune: Tune) -> None:
+    file, doubt = tmp_path / "small.json", "note: MLPerf's epochs may not hold"
+    write_measurements(file, replace(measurements(), overrides=("data.image_size=96",)))
+    assert f"\n{doubt}: data.image_size is 800, not 96\n" in tune("--plan", file).stdout
+    write_measurements(file, replace(measurements(), overrides=("data.workers=2",)))
+    assert doubt not in tune("--plan", file).stdout
+
+
 def value_after(command: str, option: str) -> float:
     return float(command.partition(option)[2].split()[0])
 
@@ -161,13 +169,15 @@ sys.exit("torch" in sys.modules)
 
 def test_command_and_slurm_script_have_the_chosen_allocation(tmp_path: Path) -> None:
     winner = choose().winner
-    settings = ["training.learning_rate=0.0001"]
+    measured = ["training.batch_size=64", "launch.threads=1"]  # what was measured besides
+    settings = ["training.learning_rate=0.0001", *measured]
     arguments = training_arguments(winner, config="openimages.yaml", settings=settings)
     allocation = winner.allocation
     command = launch_command(winner, arguments)
     assert f"--np {allocation.ranks} --hostfile hosts -- retinanet train" in command
     assert f"training.batch_size={allocation.on_host.batch_size}" in command
     assert f"launch.threads={allocation.on_host.threads}" in command
+    assert (command.count("training.batch_size="), command.count("launch.threads=")) == (1, 1)
     text = slurm_script(winner, arguments)
     assert f"\n#SBATCH --nodes={allocation.hosts}\n" in text
     assert f"\n#SBATCH --ntasks-per-node={allocation.on_host.ranks}\n" in text
