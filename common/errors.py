@@ -45,13 +45,18 @@ class StoppedBeforeStart(BaseException):
 def interrupted_by_sigterm() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt(SIGTERM) while the context lasts; for the main thread.
 
-    By default it ends Python without its `finally` blocks, and what those stop would continue.
+    By default it ends Python without its `finally` blocks, and what those stop would continue. A
+    signal that the caller has chosen to ignore stays ignored.
     """
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous in (signal.SIG_IGN, None):  # None: a handler that Python cannot restore
+        yield
+        return
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt(signal.SIGTERM)
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
@@ -70,7 +75,7 @@ STOPPED_BY_SIGNAL = 75
 """sysexits' EX_TEMPFAIL: progress was saved, and the same command with `--resume` continues."""
 INTERRUPTED = 130
 """128 + SIGINT, as in shells: Ctrl-C before there was anything to save, or twice; or in `predict`,
-which keeps its results."""
+which keeps its results; or SIGTERM in commands that have no status of their own for it."""
 
 REFUSED_NAMES = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP, errno.ENOTDIR)
 """Errors of the system about names that users give, wherever they are looked up first."""

@@ -168,8 +168,9 @@ class Annotations:
     def checksum(self) -> int:
         """Return a checksum of categories, images and boxes, by which equal data are known."""
         images = (self.image_ids, self.widths, self.heights, self.box_offsets)
-        checksum = 0
-        for column in (self.category_ids, *images, self.boxes, self.box_category_ids):
+        boxes = (self.boxes, self.box_category_ids, self.box_is_crowd)
+        checksum = zlib.crc32("\0".join(self.category_names).encode("utf-8", "surrogatepass"))
+        for column in (self.category_ids, *images, *boxes):
             checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
         return checksum
 

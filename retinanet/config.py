@@ -164,7 +164,7 @@ def marked_settings(config: Config, kind: type[Mark]) -> Iterator[tuple[str, Any
     for section, fields in config_to_tree(config).items():
         for field, value in fields.items():
             name = f"{section}.{field}"
-            yield name, value, marks.get(section, marks.get(name))
+            yield name, value, marks.get(name, marks.get(section))
 
 
 def config_to_tree(config: Config) -> dict[str, Any]:

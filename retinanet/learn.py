@@ -45,8 +45,8 @@ STEPS, WARM = 8, 3  # Measured steps, the first of which are slower
 EVALUATIONS = 10  # At most
 BATCHES = ((8, 320**2), (4, 640**2), (2, 1600**2))
 """Images, up to so many pixels of each; fewer where memory is short."""
-FORMATS = {".json": "coco", ".xml": "voc"}
-"""The formats that a file with such a name may be of; all other files are YOLO's."""
+FORMATS = {".json": "coco", ".xml": "voc", ".yaml": "yolo", ".yml": "yolo", ".txt": "yolo"}
+"""The formats that a file with such a name may be of; other names say nothing."""
 GIVEN = "the given detector"
 WORK = "learn"  # The name of the lock on the folder
 RATE = 3e-4 / 8  # The learning rate for each image of a batch
@@ -139,7 +139,7 @@ def read_photos(options: LearnOptions, out: Path, console: Console) -> dict[str,
     labels, there, faults, read = options.labels, set(), {}, {}
     one = options.from_format
     if one is None and labels.source.is_file():
-        one = FORMATS.get(labels.source.suffix.lower(), "yolo")
+        one = FORMATS.get(labels.source.suffix.lower())
     for kind in [one] if one else READERS:
         try:
             read[kind] = READERS[kind](labels, lambda *_, kind=kind: there.add(kind), console)

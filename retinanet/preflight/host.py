@@ -49,7 +49,9 @@ def check_placement(
     `ranks` have been started, within what their launcher gave them, or are planned in their place.
     """
     try:
-        if ranks == started.ranks and ranks.launcher != "none":
+        # Where the launcher's binding of the other ranks is not known, the host's CPUs are planned.
+        is_known = started.affinities is not None or ranks.local_size == 1
+        if ranks == started.ranks and ranks.launcher != "none" and is_known:
             of_host = placed_ranks(config, started)
             shares = tuple(placed.share for placed in of_host)
             notes = list(dict.fromkeys(note for placed in of_host for note in placed.notes))

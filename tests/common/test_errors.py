@@ -1,10 +1,12 @@
 """Messages of errors."""
 
+import os
 import pickle
+import signal
 
 import pytest
 
-from common.errors import LONGEST, InputError, one_line, printable
+from common.errors import LONGEST, InputError, interrupted_by_sigterm, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,13 @@ def test_input_error_is_one_printable_line() -> None:
     error = InputError("/tmp/a\nb\x1b]0;title\x07.json: images: wrong")
     assert str(error) == "/tmp/a b�]0;title�.json: images: wrong"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+
+
+def test_ignored_sigterm_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with interrupted_by_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

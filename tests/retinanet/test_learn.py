@@ -73,6 +73,13 @@ def test_each_format_is_read_and_divided(tmp_path: Path, write: Callable[[Path],
         assert all((splits[name].images / file).is_file() for file in part.file_names)
 
 
+def test_name_of_a_file_that_says_nothing_is_no_format(tmp_path: Path) -> None:
+    write_coco_set(tmp_path)
+    labels = (tmp_path / "result.json").rename(tmp_path / "labels.coco")
+    options = LearnOptions(labels=LabelOptions(source=labels))
+    assert set(read_photos(options, tmp_path / "out", make_console(quiet=True)))
+
+
 @pytest.fixture(scope="module")
 def photos(root: Path) -> Path:
     write_yolo_set(root / "my photos")

@@ -115,9 +115,11 @@ def tune_command(options: PlannerOptions) -> int:
         with_groups=options.groups,
     )
     print_plan(plan, given=options.network, with_groups=options.groups, console=console)
-    config = load_config(measured.config, measured.overrides)
-    if measured.probes is None and (broken := broken_rules(vars(config))):
-        print_line(console, f"note: MLPerf's epochs may not hold: {'; '.join(broken)}")
+    if measured.probes is None:
+        # The precision that was measured, which this host need not have.
+        settings = [f"engine.precision={measured.precision}", *measured.overrides]
+        if broken := broken_rules(vars(load_config(measured.config, settings))):
+            print_line(console, f"note: MLPerf's epochs may not hold: {'; '.join(broken)}")
     write_plan(plan, options=options, console=console)
     return FINISHED
 
@@ -213,7 +215,8 @@ def training_arguments(winner: Forecast, *, config: str, settings: Sequence[str]
     shape, count = winner.allocation.on_host, winner.allocation.groups
     chosen = {"training.batch_size": shape.batch_size, "launch.threads": shape.threads}
     chosen |= {"distributed.groups": count} if count > 1 else {}
-    others = [setting for setting in settings if setting.partition("=")[0] not in chosen]
+    replaced = {*chosen, "distributed.groups", "distributed.batch_split"}
+    others = [setting for setting in settings if setting.partition("=")[0] not in replaced]
     return ["--config", config, *(f"{name}={value}" for name, value in chosen.items()), *others]
 
 

@@ -3,7 +3,7 @@
 import os
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -60,6 +60,18 @@ def test_estimate_is_shown_if_free_memory_is_unknown() -> None:
     assert finding.level == "ok" and "4.0 GB" in finding.detail
 
 
+def started_ranks(count: int, affinities: Sequence[frozenset[int]] | None) -> RankContext:
+    """Return what the first of some ranks knows that Intel MPI has started on this host."""
+    share = make_share([Cpu(0, 0, 0, 0)], threads=1)
+    return RankContext(
+        ranks=Ranks(rank=0, size=count, local_rank=0, local_size=count, launcher="intel-mpi"),
+        pinned=Pinned(share=share, openmp="gnu", notes=(), environment={}),
+        rendezvous=None,
+        backend="gloo",
+        affinities=affinities,
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "pin", "expected"),
     [
@@ -82,15 +94,26 @@ def test_placement_of_started_ranks_is_that_within_their_launchers_binding(
     monkeypatch.setattr("launch.pinning.read_allowance", lambda: whole)
     monkeypatch.setattr("launch.pinning.read_topology", lambda: cores_in_a_row((0, 4, 0, 0)))
     count = len(given)
-    ranks = Ranks(rank=0, size=count, local_rank=0, local_size=count, launcher="intel-mpi")
-    share = make_share([Cpu(0, 0, 0, 0)], threads=1)
-    nothing = Pinned(share=share, openmp="gnu", notes=(), environment={})
-    started = RankContext(
-        ranks=ranks, pinned=nothing, rendezvous=None, backend="gloo", affinities=affinities
-    )
+    started = started_ranks(count, affinities)
     config = load_config("demo.yaml", [f"launch.pin={pin}".lower()])
-    [finding, *_], _ = host.check_placement(config, ranks, started=started)
+    [finding, *_], _ = host.check_placement(config, started.ranks, started=started)
     assert finding.detail == expected
+
+
+def test_ranks_whose_binding_is_not_known_are_planned_on_the_whole_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of two ranks on four cores, the first one has two.
+    own = Allowance(cpus=frozenset(range(2)), quota=None, memory_nodes=frozenset())
+    for module in ("launch.pinning", "retinanet.placement"):
+        monkeypatch.setattr(f"{module}.read_allowance", lambda: own)
+        monkeypatch.setattr(f"{module}.read_topology", lambda: cores_in_a_row((0, 4, 0, 0)))
+    for module in ("launch.limits", "retinanet.placement"):
+        monkeypatch.setattr(f"{module}.host_cpus", lambda ranks: frozenset(range(4)))
+    started = started_ranks(2, None)
+    config = load_config("demo.yaml")
+    [finding, *_], _ = host.check_placement(config, started.ranks, started=started)
+    assert finding.detail == "2 ranks of 2 threads on CPUs 0-3"
 
 
 KNOWN = KnownData(num_classes=5, train_images=None, validation_images=None)

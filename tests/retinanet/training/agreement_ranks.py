@@ -99,7 +99,10 @@ if __name__ == "__main__":
             results[name] = refusal(partial(require_equal_settings, group, config))
         found = split([(CAT, (0, 0, 10, 10))])
         moved = replace(found, boxes=found.boxes + group.rank)
-        for name, content in (("same data", found), ("data", moved)):
+        crowd = replace(found, box_is_crowd=found.box_is_crowd | bool(group.rank))
+        renamed = replace(found, category_names=[f"{n} {group.rank}" for n in found.category_names])
+        contents = {"same data": found, "data": moved, "crowd": crowd, "renamed": renamed}
+        for name, content in contents.items():
             splits = {"training": found, "validation": content}
             results[name] = refusal(partial(require_equal_data, group, splits))
         sys.stdout.write(json.dumps({"rank": group.rank, **results}) + "\n")

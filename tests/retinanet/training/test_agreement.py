@@ -30,11 +30,12 @@ def test_two_ranks_share_weights_statistics_files_and_errors() -> None:
             "give all ranks the same configuration",
             results["settings"],
         )
-        assert re.fullmatch(
-            r"data: rank 1 on (.+) has other validation annotations than rank 0 on \1 "
-            r"\(1 and 1 images\); copy the same data set to all hosts",
-            results["data"],
-        )
+        for name in ("data", "crowd", "renamed"):
+            assert re.fullmatch(
+                r"data: rank 1 on (.+) has other validation annotations than rank 0 on \1 "
+                r"\(1 and 1 images\); copy the same data set to all hosts",
+                results[name],
+            )
 
 
 STEP = step_result(7, exchange_seconds=0.25, bad_images=("a.jpg: damaged",))

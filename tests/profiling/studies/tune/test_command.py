@@ -103,6 +103,11 @@ def test_probed_plan_has_its_own_epochs_and_learning_rate(probed: Path, tune: Tu
     assert "\nforecast to mAP 0.15 " in lower
 
 
+def test_probed_plan_is_read_where_its_configuration_is_not(probed: Path, tune: Tune) -> None:
+    probed.write_text(probed.read_text(encoding="utf-8").replace("demo.yaml", "mine.yaml"))
+    assert "--config mine.yaml" in tune("--plan", probed).stdout.splitlines()[-1]
+
+
 def test_missing_probe_runs_are_not_trained_without_probe(probed: Path, tune: Tune) -> None:
     before = probed.read_bytes()
     done = tune("--plan", probed, "--probe-seeds", "3")
@@ -185,6 +190,8 @@ def test_command_and_slurm_script_have_the_chosen_allocation(tmp_path: Path) -> 
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     subprocess.run(["bash", "-n", script], check=True)
-    for groups, in_command in ((4, True), (1, False)):
-        arguments = training_arguments(grouped(8, groups), config="openimages.yaml", settings=())
-        assert (f"distributed.groups={groups}" in arguments) == in_command
+    others = ("distributed.groups=2", "distributed.batch_split=[3,1]")
+    for groups, of_groups in ((4, ["distributed.groups=4"]), (1, [])):
+        winner = grouped(8, groups)
+        arguments = training_arguments(winner, config="openimages.yaml", settings=others)
+        assert [each for each in arguments if each.startswith("distributed.")] == of_groups
